@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from hil.controller.workloads.suites.store import HEAD, LINES, CaseRecord
-from hil.core.text import jsonable
+from hil.controller.records.suite import make_case_record
+from hil.controller.workloads.suites.store import HEAD, LINES
 
 TENSOR, GRAPH = "large-tensor", "large-graph"
 CASE = "upsampling_full_model"
@@ -40,18 +40,12 @@ def _write_tensor(folder: Path, elements: int) -> None:
         (folder / "cases" / CASE / kind).mkdir(parents=True, exist_ok=True)
         np.save(folder / "cases" / CASE / kind / "0-image.npy", values)
     compared = {"name": "image", "passed": False, "dtype": "float32", "shape": list(shape), "elements": output.size}
-    record = CaseRecord(
-        CASE,
-        "upsampling",
-        "models",
-        "iree",
-        "iree",
-        "FAIL",
-        "FAIL",
-        outputs=({**compared, "mismatches": 1, "max_abs": 1.0, "reason": "1 element differs"},),
-        folder=f"cases/{CASE}",
-    )
-    (folder / LINES).write_text(json.dumps(jsonable(record.to_json())) + "\n")
+    values = {
+        **{"id": CASE, "model": "upsampling", "suite": "models", "flow": "iree", "runtime": "iree"},
+        **{"outcome": "FAIL", "ended": "FAIL", "folder": f"cases/{CASE}"},
+        "outputs": [{**compared, "mismatches": 1, "max_abs": 1.0, "reason": "1 element differs"}],
+    }
+    (folder / LINES).write_text(json.dumps(make_case_record(values).to_json()) + "\n")
     head = {"schema": 1, "id": TENSOR, "suite": "models", "flow": "iree", "runtime": "iree", "ids": [CASE]}
     (folder / HEAD).write_text(json.dumps({**head, "started": 1.7e9, "finished": 1.7e9, "exit_code": 1}))
 

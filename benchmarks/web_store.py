@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.workloads.suites.store import HEAD, LINES, CaseRecord
-from hil.core.text import jsonable
+from hil.controller.records.outputs import StoredComparison, StoredPart, StoredTolerance
+from hil.controller.records.suite import CaseRecord
+from hil.controller.workloads.suites.store import HEAD, LINES
 
 YEAR_S = 365 * 86400
 # flow, runtime, board, hardware type: each commit is run on each.
@@ -115,10 +116,10 @@ _DIFFER = ("outcome", "message", "detail", "passed", "mismatches", "max_abs", "p
 def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
     """A record's line, to be filled in with ``%``."""
     gap = {name: f"{_MARK}{name}{_MARK}" for name in _DIFFER}
-    output = {
+    output: dict[str, Any] = {
         **{"name": f"{case.layer or 'logits'}:0", "passed": gap["passed"], "reason": gap["message"]},
         **{"dtype": "float32", "shape": [1, 8, 8, 8], "reference_dtype": "float32", "reference_shape": [1, 8, 8, 8]},
-        **{"tolerance": {"rtol": 1.3e-06, "atol": 1e-05}, "blind": False, "noise": None, "elements": 512},
+        **{"tolerance": StoredTolerance(rtol=1.3e-06, atol=1e-05), "blind": False, "noise": None, "elements": 512},
         **{"mismatches": gap["mismatches"], "nonfinite": 0, "masked": 0, "max_abs": gap["max_abs"]},
         **{"max_rel": 1.978430853731749e-06, "max_ulp": 27, "mean_abs": 3.4552067518234254e-08},
         **{"rmse": 4.807735741037871e-08, "cosine": 0.999999999999997, "sqnr_db": 136.8168817005193},
@@ -134,13 +135,13 @@ def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
     }
     again = f"hil suite run @models --flow {flow} --filter ={case.name} --board {board}"
     record = CaseRecord(
-        case.name,
-        case.model,
-        "models",
-        flow,
-        runtime,
-        gap["outcome"],
-        gap["outcome"],
+        id=case.name,
+        model=case.model,
+        suite="models",
+        flow=flow,
+        runtime=runtime,
+        outcome=gap["outcome"],
+        ended=gap["outcome"],
         layer=case.layer,
         op=case.op,
         board=board,
@@ -155,8 +156,8 @@ def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
         artifact_bytes=case.bytes,
         program=f"blake3:{case.number:064x}",
         cached=False,
-        placement=({"device": "local-task", "nodes": 0, "names": [], "elsewhere": False},),
-        outputs=(output,),
+        placement=[StoredPart(device="local-task")],
+        outputs=[StoredComparison(**output)],
         against="onnxruntime 1.31.1 CPU",
         repeat=again,
         diff=gap["diff"],
@@ -164,7 +165,7 @@ def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
         started=gap["started"],  # type: ignore[arg-type]
         content=f"blake3:{case.number + 1:064x}",
     )
-    text = json.dumps(jsonable(record.to_json())).replace("%", "%%")
+    text = json.dumps(record.to_json()).replace("%", "%%")
     for name in _DIFFER:
         text = text.replace(json.dumps(gap[name]), f"%({name})s")
     return text + "\n"

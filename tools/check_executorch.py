@@ -18,13 +18,14 @@ from typing import Any
 import click
 
 from hil.controller.models.flows import load_flow
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.torch_cases import TorchTest, torch_tests
 from hil.controller.workloads.suites.reports.results import Delegation
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
 from tools import stock_executorch

@@ -189,9 +189,9 @@ def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, 
         record = run_job(Job(flagfile=file, board=board, out=out), screen=screen, isolated=isolated)
     except HilError as error:
         return REFUSED, str(error)
-    (case,) = record["cases"]
-    outcome = str(case["outcome"])
-    return _WORDS.get(outcome, REFUSED if outcome.endswith(("ERROR", "CRASH")) else outcome), str(case["reason"])
+    (case,) = record.cases
+    outcome = case.outcome.value if case.outcome else ""
+    return _WORDS.get(outcome, REFUSED if outcome.endswith(("ERROR", "CRASH")) else outcome), case.reason
 
 
 def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterator[Finding]:

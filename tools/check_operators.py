@@ -20,9 +20,9 @@ from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers.onnx_nodes import has_float64
 from hil.controller.models.onnx_rewrites import OPSET
+from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.boards import load_board
 from hil.core.npy import load_npy
 from hil.core.scratch import temporary_folder
@@ -63,7 +63,7 @@ def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
     """Return hil's results by case, in the form of :mod:`tools.by_hand`."""
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
-        record = CaseRecord.of_json(json.loads(line))
+        record = make_case_record(json.loads(line))
         ended = record.ended in ("PASS", "FAIL", "BLIND")
         files = sorted((run / record.folder / "outputs").glob("*.npy"), key=lambda one: int(one.name.split("-")[0]))
         found[record.id] = (

@@ -380,11 +380,9 @@ class RequestedDevice:
         return text
 
 
-def placement_text(placement: Sequence[Mapping[str, Any]]) -> str:
-    """Format a record's placement: ``XnnpackBackend (1 node), portable (4 nodes)``."""
-    return ", ".join(
-        f"{part['device']} ({_counted(part['nodes'])})" if part["nodes"] else part["device"] for part in placement
-    )
+def placement_text(placement: Iterable[tuple[str, int]]) -> str:
+    """Format a placement, pairs of device and nodes: ``XnnpackBackend (1 node), portable (4 nodes)``."""
+    return ", ".join(f"{device} ({_counted(nodes)})" if nodes else device for device, nodes in placement)
 
 
 def _share(placement: Placement, wrong: Sequence[Part]) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.run_records import run_case
 
-from hil.controller.storage.runs import RunStore
+from hil.controller.storage.runs import RunStore, store_tensors
 
 F32 = np.float32
 
@@ -19,8 +20,9 @@ def store(tmp_path: Path) -> Callable[..., str]:
 
     def make(**cases: dict[str, np.ndarray]) -> str:
         run = RunStore(tmp_path / "hil-runs").create("made", {})
-        run.record["cases"] = [
-            {"name": name, "outputs": run.save_tensors(name, "outputs", outputs)} for name, outputs in cases.items()
+        run.record.cases = [
+            run_case(name=name, outputs=store_tensors(run.folder, name, "outputs", outputs))
+            for name, outputs in cases.items()
         ]
         run.save()
         return run.id

@@ -23,9 +23,9 @@ from hil.controller.farm.client import lease_session as holdings
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import farm_address
+from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.errors import FarmError, FarmUnreachable
 
 pytestmark = pytest.mark.timeout(300)

@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA, CaseRecord
+from hil.controller.records.suite import CaseRecord, make_case_record
+from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA
 from hil.core.text import jsonable
 
 SEED = 7
@@ -104,7 +105,7 @@ def case(id: str, outcome: str = "PASS", **values: Any) -> CaseRecord:
         "folder": "" if outcome == "PASS" else f"cases/{id}",
         "started": 1_770_000_000.0,
     }
-    return CaseRecord(**{**given, **values})
+    return make_case_record({**given, **values})
 
 
 def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ...] = (), **header: Any) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.records.record import verdict_record
+from hil.controller.pipeline.records.record import record_verdict
 from hil.core.npy import save_npy
 from hil.core.results import RunResult
 from hil.core.tensors import dtype_name
@@ -34,6 +34,6 @@ def write_tensors(
         "inputs": entries["inputs"],
         "outputs": entries["outputs"],
         "references": [{"source": "a reference", "outputs": entries["reference-0"]}],
-        "verdicts": [verdict_record(verdict)],
+        "verdicts": [record_verdict(verdict).to_json()],
     }
     return write_run(root, name, [jsonable(case)])

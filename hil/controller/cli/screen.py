@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from typing_extensions import Self
 
+    from hil.controller.records.run import RunRecord
+    from hil.controller.records.suite import CaseRecord
     from hil.controller.storage.screen.console import Console
     from hil.controller.workloads.matrix.report import MatrixReport
-    from hil.controller.workloads.suites.store import CaseRecord
 
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
 _MESSAGE = 200
@@ -35,16 +36,19 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
 
 
-def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None) -> int:
+def answer(
+    as_json: bool, document: Mapping[str, Any] | RunRecord, *lines: str, show: Callable[[], object] | None = None
+) -> int:
     """Print the document as JSON, or call ``show`` and print the lines. Return the document's exit code."""
+    values = document if isinstance(document, Mapping) else document.to_json()
     if as_json:
-        print_json({"schema": 1, **document})
+        print_json({"schema": 1, **values})
     else:
         if show:
             show()
         for line in lines:
             click.echo(line)
-    return int(document.get("exit_code") or 0)  # unfinished runs have none
+    return int(values.get("exit_code") or 0)  # unfinished runs have none
 
 
 def say(text: str) -> None:
@@ -52,17 +56,17 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def print_cases(record: Mapping[str, Any]) -> None:
+def print_cases(record: RunRecord) -> None:
     """Print the results of a run's cases."""
-    from hil.controller.pipeline.records.record import print_case
+    from hil.controller.pipeline.records.print_case import print_case
     from hil.controller.storage.screen.console import Console
 
-    out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
+    out, cases, where = Console(), record.cases, shlex.quote(record.folder) if record.folder else ""
     for case in cases:
-        print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
+        print_case(out, case, where=where if len(cases) == 1 else "")
     if len(cases) > 1:
-        passed = sum(case["outcome"] == "PASS" for case in cases)
-        text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
+        passed = sum(case.outcome is Outcome.PASS for case in cases)
+        text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if where else "")
         out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

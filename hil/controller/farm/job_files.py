@@ -227,7 +227,7 @@ def _select_portable_fields(job: Job) -> dict[str, Any]:
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
     refuse_functions(job)
     plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
-    return plain | {"origin": origin_of(job.labels)}
+    return plain | {"origin": origin_of(job.labels).to_json()}
 
 
 def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hil import errors
 from hil.bundles.cases import Signature
@@ -13,6 +12,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.outputs import ProfileDirectory
 from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array, TensorSpec
@@ -70,7 +70,7 @@ class Case:
     spans: tuple[Span, ...] = ()  # times of the stages on the host clock, in the order of their ends
     sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes uploaded so far)
     capture: Capture | None = None  # the board's part of the profile, if requested
-    profiles: tuple[Mapping[str, Any], ...] = ()  # written profiles, with ``kind``, ``folder`` and ``notes``
+    profiles: tuple[ProfileDirectory, ...] = ()  # written profiles
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS

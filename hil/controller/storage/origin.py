@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from hil.controller.records.outputs import Origin
+
 # Labels for all stored records, separated by commas.
 LABELS = "HIL_LABELS"
 # Variables of CI systems with the branch name, because CI checks out only a commit. For a pull request, the source
@@ -18,12 +20,12 @@ _BRANCH = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH")
 # A single call, which takes a few milliseconds, for the commit and the branch (or HEAD).
 _GIT = ("git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 _GIT_S = 5.0
-_given: ContextVar[Mapping[str, Any] | None] = ContextVar("origin", default=None)
+_given: ContextVar[Origin | None] = ContextVar("origin", default=None)
 _typed: ContextVar[str] = ContextVar("typed", default="")
 
 
-def origin_of(labels: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the origin for a new record: ``labels``, ``branch``, ``commit``.
+def origin_of(labels: Iterable[str] = ()) -> Origin:
+    """Return the origin for a new record.
 
     Branch and commit describe the current git working tree. Both are "" without a working tree, without git, or if
     the branch is unknown.
@@ -32,16 +34,13 @@ def origin_of(labels: Iterable[str] = ()) -> dict[str, Any]:
         labels: The user's labels. Those of :data:`LABELS` are appended.
     """
     if (known := _given.get()) is not None:
-        return {"labels": _labels(known.get("labels")), **{key: str(known.get(key) or "") for key in _TREE}}
+        return known
     more = os.environ.get(LABELS, "").split(",")
     branch, commit = _tree()
-    return {"labels": _labels([*labels, *more]), "branch": branch, "commit": commit}
+    return Origin(labels=_clean_labels([*labels, *more]), branch=branch, commit=commit)
 
 
-_TREE = ("branch", "commit")
-
-
-def origin_of_request(request: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of_request(request: Mapping[str, Any]) -> Origin:
     """Return the origin for a run or suite. The labels are from the request."""
     settings = request.get("settings")
     holder = settings if isinstance(settings, Mapping) else request
@@ -49,7 +48,7 @@ def origin_of_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def coming_from(origin: Mapping[str, Any]) -> Iterator[None]:
+def coming_from(origin: Origin) -> Iterator[None]:
     """Use this origin for records within the context. A farm host runs jobs that other users submitted."""
     token = _given.set(origin)
     try:
@@ -68,17 +67,16 @@ def typed_command() -> str:
     return _typed.get() if _given.get() is None else ""
 
 
-def origin_text(origin: Any) -> str:
+def origin_text(origin: Origin | None) -> str:
     """Format an origin: ``nightly, main 1a2b3c4d5``; "" if the record has none."""
-    if not isinstance(origin, Mapping):
+    if origin is None:
         return ""
-    tree = " ".join(filter(None, (str(origin.get("branch") or ""), str(origin.get("commit") or "")[:9])))
-    return ", ".join([*_labels(origin.get("labels")), *filter(None, [tree])])
+    tree = " ".join(filter(None, (origin.branch, origin.commit[:9])))
+    return ", ".join([*origin.labels, *filter(None, [tree])])
 
 
-def _labels(values: Any) -> list[str]:
-    texts = values if isinstance(values, (list, tuple)) else ()
-    return list(dict.fromkeys(one.strip() for one in texts if isinstance(one, str) and one.strip()))
+def _clean_labels(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(one.strip() for one in texts if one.strip()))
 
 
 def _tree() -> tuple[str, str]:

@@ -17,6 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
+from hil.controller.records.base import read_record
+from hil.controller.records.outputs import StoredTensor
+from hil.controller.records.run import RunHead, RunRecord, make_run
 from hil.controller.storage.origin import origin_of_request, origin_text
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import save_files
@@ -38,15 +43,6 @@ COMPILE_FAILURE = "compile-failure"
 DEFAULT_ROOT = Path("hil-runs")
 # Increase the number when columns change.
 _INDEX = "index-2.sqlite"
-# Fields that every record has, independent of the run's outcome.
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "created": (int, float),
-    "board": dict,
-    "cases": list,
-    "outcome": (str, type(None)),
-    "exit_code": (int, type(None)),
-    "finished": bool,
-}
 # File names are limited to 255 bytes. This leaves room for prefixes and suffixes.
 _NAME_BYTES = 80
 _TABLE = """create table if not exists runs (
@@ -57,7 +53,7 @@ _TABLE = """create table if not exists runs (
 class Run:
     """Directory of a run. ``record`` is the content of run.json; :meth:`save` writes it."""
 
-    def __init__(self, folder: Path, record: dict[str, Any], *, made_root: bool = False) -> None:
+    def __init__(self, folder: Path, record: RunRecord, *, made_root: bool = False) -> None:
         self.folder = folder
         self.record = record
         self._made_root = made_root
@@ -65,7 +61,7 @@ class Run:
     @property
     def id(self) -> str:
         """The run's id."""
-        return str(self.record["id"])
+        return self.record.id
 
     @property
     def resume_command(self) -> str:
@@ -80,19 +76,18 @@ class Run:
             cases: The record's cases as JSON, if already encoded.
         """
         # Indent only the final file: before, it is written often, and indenting is slow.
-        layout = 1 if self.record["finished"] else None
-        head = self.record if cases is None else {key: self.record[key] for key in self.record if key != "cases"}
-        text = json.dumps(jsonable(head), indent=layout, allow_nan=False)
-        if cases is not None:
-            text = f'{text[:-1]}, "cases": [{", ".join(cases)}]}}'
+        layout = 1 if self.record.finished else None
+        if cases is None:
+            text = json.dumps(self.record.to_json(), indent=layout, allow_nan=False)
+        else:
+            head = self.record.replace(cases=[]).to_json()
+            del head["cases"]
+            text = f'{json.dumps(head, indent=layout, allow_nan=False)[:-1]}, "cases": [{", ".join(cases)}]}}'
         write_file(self.folder / "run.json", text + "\n")
 
     def discard(self) -> None:
-        """Delete the run's directory, and the parent directory if it was created for this run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self._made_root:
-            with contextlib.suppress(OSError):  # it contains other runs
-                self.folder.parent.rmdir()
+        """Delete the run's directory: see :func:`discard_folder`."""
+        discard_folder(self.folder, made_root=self._made_root)
 
     def case_folder(self, name: str) -> Path:
         """Return the directory of a case, created if necessary."""
@@ -101,17 +96,9 @@ class Run:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         return folder
 
-    def save_tensors(self, case: str, kind: str, tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
-        """Write a case's tensors as .npy files. Return entries with name, dtype, shape and file for the record."""
-        numbered = enumerate(tensors.items())
-        files = {f"{number}-{safe_name(name)}.npy": (name, array) for number, (name, array) in numbered}
-        with storing(self.folder / case / kind):
-            entries = save_files(self.folder / case / kind, files)
-        return [{**entry, "file": f"{case}/{kind}/{entry['file']}"} for entry in entries]
-
-    def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
+    def load_tensors(self, entries: Sequence[StoredTensor]) -> dict[str, Array]:
         """Return the tensors of a record's entries, memory-mapped. Raises UsageError if a file is outside the run."""
-        return {entry["name"]: load_npy(self.own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
+        return {entry.name: load_npy(self.own(entry.file), entry.dtype, mmap=True) for entry in entries}
 
     def own(self, name: str) -> Path:
         """Return the path of a file in the run. Raises UsageError for a path outside the run: records are untrusted."""
@@ -119,6 +106,23 @@ class Run:
             return within(self.folder, self.folder / name)
         except (UsageError, TypeError) as error:
             raise UsageError(f"{self.folder}/run.json: {name!r} is not a file of the run") from error
+
+
+def discard_folder(folder: Path, *, made_root: bool) -> None:
+    """Delete a run's directory, and the parent directory if it was created for this run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if made_root:
+        with contextlib.suppress(OSError):  # it contains other runs
+            folder.parent.rmdir()
+
+
+def store_tensors(folder: Path, case: str, kind: str, tensors: Mapping[str, Array]) -> list[StoredTensor]:
+    """Write a case's tensors as .npy files in ``folder/case/kind``. Return their entries for a record."""
+    numbered = enumerate(tensors.items())
+    files = {f"{number}-{safe_name(name)}.npy": (name, array) for number, (name, array) in numbered}
+    with storing(folder / case / kind):
+        entries = save_files(folder / case / kind, files)
+    return [StoredTensor(**{**entry, "file": f"{case}/{kind}/{entry['file']}"}) for entry in entries]
 
 
 def new_id(title: str) -> str:
@@ -144,19 +148,19 @@ class RunStore:
             StorageError: the directory is not writable.
         """
         name = name or new_id(title)
-        record: dict[str, Any] = {
-            "schema": SCHEMA,
-            "id": name,
-            "created": time.time(),
-            "origin": origin_of_request(request),
-            "request": request,
-            **({"command": command} if command else {}),
-            "board": {},
-            "cases": [],
-            "outcome": None,
-            "exit_code": None,
-            "finished": False,
-        }
+        record = RunRecord(
+            schema=1,
+            id=name,
+            created=time.time(),
+            origin=origin_of_request(request),
+            request=request,
+            command=command or UNSET,
+            board=None,
+            cases=[],
+            outcome=None,
+            exit_code=None,
+            finished=False,
+        )
         with storing(self.root):
             run = Run(self.root / name, record, made_root=not self.root.exists())
             run.folder.mkdir(parents=True)
@@ -224,18 +228,17 @@ class RunStore:
                 stamp = path.stat().st_mtime_ns
                 if known.pop(path.parent.name, None) == stamp:
                     continue
-                with contextlib.suppress(UsageError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                    record = _read(path.parent, path.name).record
-                    outcome, code = record["outcome"], record["exit_code"]
+                with contextlib.suppress(UsageError, OverflowError):
+                    head = read_record(path, RunHead)
                     row = (
                         path.parent.name,
-                        float(record["created"]),
-                        ", ".join(str(case["name"]) for case in record["cases"]),
-                        str(record["board"].get("name", "")),
-                        None if outcome is None else str(outcome),
-                        None if code is None else int(code),
-                        bool(record["finished"]),
-                        origin_text(record.get("origin")),
+                        head.created,
+                        ", ".join(case.name for case in head.cases),
+                        head.board.name if head.board else "",
+                        head.outcome,
+                        head.exit_code,
+                        head.finished,
+                        origin_text(head.origin),
                         stamp,
                     )
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -260,15 +263,14 @@ class RunStore:
 def _read(folder: Path, file: str) -> Run:
     try:
         record = read_json(folder / file)
-        if record["schema"] > SCHEMA:
-            raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {folder}/{file}: {error}") from error
-    wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key, ...), kinds)]
-    named = [] if wrong else [*record["cases"], {"name": "", **record["board"]}]
-    if wrong or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
-        raise UsageError(f"{folder}/{file} is not a run record: invalid {', '.join(wrong) or 'name'}")
-    return Run(folder, record)
+    if isinstance(record, dict) and isinstance(record.get("schema"), int) and record["schema"] > SCHEMA:
+        raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
+    try:
+        return Run(folder, make_run(record))
+    except UsageError as error:
+        raise UsageError(f"{folder}/{file} is not a run record: {error.message}") from error
 
 
 def storing(folder: Path, option: str = "--out") -> contextlib.AbstractContextManager[None]:

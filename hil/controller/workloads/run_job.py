@@ -13,12 +13,13 @@ from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.records.record import Recorder
+from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
+from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
@@ -37,7 +38,7 @@ def run_job(
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Run a job and store results as they arrive.
 
     Args:
@@ -62,8 +63,8 @@ def run_job(
         run = store.open(resume)
         if (run.folder / "bench.json").exists():
             raise UsageError(f"cannot resume benchmark {run.id}", hint=f"repeat it with: hil bench --against {run.id}")
-        check_seal(run.folder, run.record["request"])
-        job = replace(Job.of_record(run.record["request"]), out=job.out)
+        check_seal(run.folder, run.record.request)
+        job = replace(Job.of_record(run.record.request), out=job.out)
     if job.flagfile:
         job = read_flagfile(job)
     if not job.models:
@@ -73,7 +74,7 @@ def run_job(
     with lent(isolated) as workers:
         context = RunContext(Cache(), workers)
         planned = sized_cases(job, replace(job.options(), inputs=tuple(job.inputs)), context)
-        kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+        kept = {case.name: case for case in run.record.cases if case.outcome} if run else {}
         for one in planned:
             if one.name in kept and _has_changed(kept[one.name], one.path, one.options, context):
                 screen.note(f"rerunning {one.name}: the model changed")
@@ -98,7 +99,7 @@ def run_job(
 
         def report(outcomes: Mapping[str, Outcome]) -> None:
             if found := list(search.smallest(outcomes)):
-                stored.record["smallest_failing"] = found
+                stored.record.smallest_failing = found
             for one in found:
                 screen.note(failure_text(one))
 
@@ -119,9 +120,9 @@ def run_job(
         )
 
 
-def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
+def _has_changed(record: RunCase, path: Path, options: Options, context: RunContext) -> bool:
     """Return whether a finished case's model has changed. If the model file is missing, return False."""
-    was = record["model"] and record["model"]["digest"]
+    was = record.model and record.model.digest
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
         model = import_model(path, function=options.function, dims=options.dims, **work)
@@ -188,7 +189,7 @@ def run_cases(
     after: Callable[[Case], Iterable[Case]] = lambda case: (),
     more: Callable[[Mapping[str, Outcome]], Sequence[Case]] = lambda outcomes: (),
     report: Callable[[Mapping[str, Outcome]], None] = lambda outcomes: None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Run cases on a board and store the run's record.
 
     Args:
@@ -209,7 +210,7 @@ def run_cases(
         UsageError: the board rejected the request. A new run without a finished case is deleted.
         KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
-    is_new = not run.record["cases"]
+    is_new = not run.record.cases
 
     def placed(cases: Iterable[Case]) -> list[Case]:
         made = [replace(case, folder=run.case_folder(case.name)) for case in cases]
@@ -228,7 +229,7 @@ def run_cases(
     def opened(board: Board) -> None:
         if board.target and not all(case.artifact for case in cases):
             screen.note(f"compiling for {board.target}")
-        run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+        run.record.board = record_board(board)
 
     runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
     pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=most_loaded)

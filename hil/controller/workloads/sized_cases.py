@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.models.sizing.sizes import (
@@ -18,6 +18,7 @@ from hil.controller.models.sizing.sizes import (
 )
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job, Options
+from hil.controller.records.run import SmallestFailing
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.core.results import BOARD_OUTCOMES, Outcome
@@ -108,19 +109,19 @@ class FailureSearch:
     def _note(self, case: SizedCase, outcomes: Mapping[str, Outcome]) -> None:
         self._tried.setdefault(case.model, {})[case.sizes] = outcomes[case.name] not in _NO_FAILURE
 
-    def smallest(self, outcomes: Mapping[str, Outcome]) -> Iterator[dict[str, Any]]:
-        """Yield the smallest failing sizes of the failing models: ``model``, ``dims``, ``case``, ``outcome``."""
+    def smallest(self, outcomes: Mapping[str, Outcome]) -> Iterator[SmallestFailing]:
+        """Yield the smallest failing sizes of the failing models."""
         for model, tried in self._tried.items():
             if (sizes := smallest_failing(tried)) is not None:
                 one = self._of_model(model)
                 case = one.resized(dict(zip(one.ranges, sizes, strict=True)))
                 dims = {name: case.options.dims[name] for name in case.ranges}
-                yield {"model": model, "dims": dims, "case": case.name, "outcome": outcomes[case.name].value}
+                yield SmallestFailing(model=model, dims=dims, case=case.name, outcome=outcomes[case.name])
 
     def _of_model(self, model: str) -> SizedCase:
         return next(case for case in self._cases.values() if case.model == model)
 
 
-def failure_text(found: Mapping[str, Any]) -> str:
+def failure_text(found: SmallestFailing) -> str:
     """Return a line that describes a model's smallest failing sizes."""
-    return f"{found['model']}: the smallest failing size is {sizes_text(found['dims'])} ({found['outcome']})"
+    return f"{found.model}: the smallest failing size is {sizes_text(found.dims)} ({found.outcome.value})"

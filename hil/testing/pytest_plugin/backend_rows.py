@@ -10,7 +10,7 @@ import pytest
 from hil.core.text import visible
 
 if TYPE_CHECKING:
-    from hil.controller.workloads.suites.store import CaseRecord
+    from hil.controller.records.suite import CaseRecord
     from hil.core.results import Outcome
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.evidence import evidence_lines, reference_text
-from hil.controller.pipeline.records.record import print_verdict, verdict_record
-from hil.controller.workloads.suites.store import CaseRecord
-from hil.core.results import placement_text
+from hil.controller.pipeline.records.print_case import print_verdict
+from hil.controller.pipeline.records.record import record_verdict
+from hil.controller.records.outputs import format_placement
+from hil.controller.records.suite import CaseRecord
 from hil.core.text import visible
 from hil.testing.pytest_plugin.options import renamed
 
@@ -29,7 +30,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     text += f" ({record.confirmed})" if record.confirmed else ""
-    facts = [f"  {line}" for line in evidence_lines(vars(record))]
+    facts = [f"  {line}" for line in evidence_lines(record)]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
         hint = [f"  hint: {record.hint}"] if record.hint else []
@@ -54,7 +55,7 @@ def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
 
     screen = io.StringIO()
     for verdict in verdicts:
-        print_verdict(Console(file=screen, width=_WIDTH, color_system=None), verdict_record(verdict))
+        print_verdict(Console(file=screen, width=_WIDTH, color_system=None), record_verdict(verdict))
     return renamed("\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())]))
 
 
@@ -105,12 +106,12 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "op": record.op,
         **record.timings,
         "device_p50_ns": record.device_p50_ns,
-        "placement": placement_text(record.placement or ()),
+        "placement": format_placement(record.placement),
         "elsewhere": record.elsewhere,
         "disagreement": record.disagreement,
-        "reference": reference_text(vars(record)),
+        "reference": reference_text(record.against, record.relation),
         "decided_by": record.decided_by,
-        "evidence": "; ".join(evidence_lines(vars(record))),
+        "evidence": "; ".join(evidence_lines(record)),
         "device_cold": record.cold or None,
         "iterations": record.iterations or None,
         "answers": record.answers,

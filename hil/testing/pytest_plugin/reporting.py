@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
+from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.store import LINES, SCHEMA, CaseRecord, SuiteRun, versions
+from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
-from hil.core.text import jsonable, visible
+from hil.core.text import visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute, renamed
@@ -37,7 +38,7 @@ def attach(report: pytest.TestReport, case: HilCase, record: CaseRecord) -> None
     kept = Path(record.folder)
     # Relative to the run's directory, as in `hil suite run`.
     folder = str(kept.relative_to(case.out)) if record.folder and kept.exists() else ""
-    vars(report)[_RECORD] = [str(case.out), jsonable({**record.to_json(), "folder": folder})]
+    vars(report)[_RECORD] = [str(case.out), {**record.to_json(), "folder": folder}]
 
 
 class Reporting:
@@ -65,7 +66,7 @@ class Reporting:
         out, record = getattr(report, _RECORD, ("", {}))
         if self._runs and out in self._runs:
             try:
-                self._runs[out].append(CaseRecord.of_json(record))
+                self._runs[out].append(make_case_record(record))
             except StorageError as error:
                 # Continue testing without this report.
                 del self._runs[out]
@@ -115,7 +116,7 @@ class Reporting:
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
 
     def _get_origin(self) -> dict[str, Any]:
-        return origin_of(self._plugin.request.settings.labels)
+        return origin_of(self._plugin.request.settings.labels).to_json()
 
     def _start_runs(self, nodeids: Iterable[str]) -> None:
         """Create the runs' directories.

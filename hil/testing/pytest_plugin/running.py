@@ -19,10 +19,11 @@ from hil.compare.verdict import Verdict, compare
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import list_directories, record_of
 from hil.controller.workloads.suites.preparing import begin_case
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, attempt, fresh, next_confirmation
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
@@ -221,9 +222,8 @@ class CaseRun:
         """End the test: add outcome and times to pytest's report."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
-            self.record = replace(
-                self.record or self._make_record(self.case), directories=list_directories(self.case, self._store)
-            )
+            record = self.record or self._make_record(self.case)
+            self.record = record.replace(directories=list_directories(self.case, self._store))
             self._item.user_properties.extend(failure_text.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
@@ -239,8 +239,8 @@ class CaseRun:
             *_, profiles = write_profiles(case, folders, run_id=name, context=self.plugin.context)
             self._case = replace(case, profiles=profiles)
             for profile in profiles:
-                for note in profile["notes"]:
-                    print(visible(f"hil: {profile['folder']}: {note}"))
+                for note in profile.notes:
+                    print(visible(f"hil: {profile.folder}: {note}"))
         except errors.StorageError as error:
             print(renamed(f"hil: {error}"))
 
@@ -293,14 +293,13 @@ class CaseRun:
             record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
             # Replace the case's directory in the hint by the directory where the files are stored.
             hint = renamed(record.hint.replace(str(case.folder), folder))
-            return replace(
-                record, repeat=self._repeat_command, folder=folder, hint=hint, message=renamed(record.message)
+            return record.replace(
+                repeat=self._repeat_command, folder=folder, hint=hint, message=renamed(record.message)
             )
         except errors.StorageError as error:
             print(renamed(f"hil: {error}"))
-            return replace(
-                record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat_command, diff="", folder=""
-            )
+            record = record_of(*common, SuiteRun(self._work, {}))
+            return record.replace(repeat=self._repeat_command, diff="", folder="")
 
     @property
     def _repeat_command(self) -> str:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.references import measure_noise
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import new_value
+from hil.controller.pipeline.records.record import record_comparison
 from hil.controller.pipeline.settings.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.pipeline.settings.options import case_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
 from hil.controller.workloads.traces.report import write_report
 from hil.controller.workloads.traces.stored import TraceComparison, title_of
@@ -32,7 +33,6 @@ from hil.controller.workloads.traces.trace import LOG, ModuleCall, Trace, arrays
 from hil.core.results import Outcome, RunResult, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
-from hil.core.text import jsonable
 from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import give
 from hil.testing.traces.backends import (
@@ -219,7 +219,7 @@ class ModuleTraces:
         record = self._expectations.judge(found)
         if record.outcome == Outcome.XPASS.value:
             hints = (f"remove it from {self._expectations.path}", self._expectations.other_versions)
-            record = replace(record, hint="; ".join(filter(None, hints)))
+            record = record.replace(hint="; ".join(filter(None, hints)))
         result = TargetResult(record, comparisons, folder, target.id)
         if isinstance(traced.error, NotRun):
             return result  # files in the directory are from an earlier run
@@ -285,7 +285,7 @@ class ModuleTraces:
             detail=error.detail if error is not None else "",
             notes={"text": self._subject.unseen} if self._subject.unseen else {},
             timings={"run_s": traced.seconds},
-            outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
+            outputs=[record_comparison(output) for one in comparisons for output in one.outputs],
             against=wanted.trace.ran_by,
             relation=relation.value,
             decided_by=relation.named(wanted.trace.ran_by) if outcome is Outcome.PASS else "",

@@ -146,7 +146,8 @@ class BoardTarget:
         # Copy: a view would keep the complete received message in memory.
         own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
         parts = result.provenance.get("placement") or ()
-        where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
+        devices = placement_text((part["device"], part["nodes"]) for part in parts)
+        where = f" ({devices})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
         loaded, _ = session.load(artifact, timeout=self._options.timeout)
         shown = zip(loaded.loaded.outputs, dtypes, strict=True)

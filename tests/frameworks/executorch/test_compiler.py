@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.executorch import shared_out
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.record import case_record, print_case
+from hil.controller.pipeline.records.print_case import print_case
+from hil.controller.pipeline.records.record import record_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -74,8 +74,8 @@ def test_compiled_program_passes_and_reports_delegation(context: RunContext, res
     assert notes["delegation"]["delegated"]["aten.convolution.default"] == 3
     assert notes["program_bytes"] == case.artifact.files["main.pte"].stat().st_size
     assert notes["lower_s"] > 0
-    record = json.loads(json.dumps(case_record(case, {}), default=str))
-    assert record["artifact"]["notes"] == notes
+    record = record_case(case, {})
+    assert record.artifact.notes == notes
     shown = io.StringIO()
     print_case(Console(file=shown, width=200), record)
     assert f"compiled     {notes['text']}" in shown.getvalue()

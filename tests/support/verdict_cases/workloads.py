@@ -15,9 +15,8 @@ from click.testing import CliRunner
 
 import hil as library
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.records.record import case_record
+from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import RunSettings, flag_of, specs_of
-from hil.core.text import jsonable
 from hil.errors import HilError, UsageError
 from support.commands import Ended
 from support.plugin_runs import Project, Run
@@ -72,7 +71,7 @@ def run_case(case: VerdictCase, folder: Path, board: Any) -> tuple[str, str]:
     except UsageError as error:
         return USAGE, json.dumps([error.message, error.hint])
     assert done.outcome is not None
-    return done.outcome.value, json.dumps(jsonable(case_record(done, {})))
+    return done.outcome.value, json.dumps(record_case(done, {}).to_json())
 
 
 def shared_options(case: VerdictCase) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import pytest
 
 from hil.compare.stats import STATISTICS, summary, worst_of
 from hil.compare.verdict import compare_output
+from hil.controller.records.outputs import StoredComparison
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "internals" / "adding.md").read_text()
@@ -27,12 +28,9 @@ def test_comparing_guide_lists_statistics_of_code():
     assert "\n".join(rows).replace("|  |", "| |") in text
 
 
-def test_run_schema_covers_output_keys():
-    output = json.loads((ROOT / "docs" / "run.schema.json").read_text())["$defs"]["output"]
-    keys = {*compare_output("y", np.ones(2), np.ones(2)).record(), "mismatch_share"}
-    assert set(output["properties"]) <= keys
-    assert keys - set(output["properties"]) <= {one.key for one in STATISTICS}
-    assert output["additionalProperties"] == {"$ref": "#/$defs/number"}
+def test_stored_comparison_has_keys_of_comparison():
+    keys = [*compare_output("y", np.ones(2), np.ones(2)).record(), "mismatch_share"]
+    assert list(StoredComparison.__struct_fields__) == keys
 
 
 def test_worst_of_combines_statistics_of_outputs():
@@ -47,8 +45,8 @@ def test_worst_of_combines_statistics_of_outputs():
     assert summary([]) == summary([dict.fromkeys(outputs[0])]) == "no statistics available"
 
 
-# Reads a field from stdin, appends it to the table, and prints the results. One case of the suite is older: its record
-# lacks the new statistic.
+# Reads a field from stdin, appends it to the table and to the record, and prints the results. One case of the suite is
+# older: its record lacks the new statistic.
 ADDED = """
 import ast, io, json, sys
 from dataclasses import replace
@@ -59,26 +57,31 @@ text = Path("hil/compare/stats.py").read_text()
 (table,) = (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == "Statistics")
 field = [one for one in table.body if isinstance(one, ast.AnnAssign)][-1]
 last = "".join(text.splitlines(keepends=True)[field.lineno - 1 : field.end_lineno])
-sys.meta_path.insert(0, Mutated("hil.compare.stats", [(last, last + sys.stdin.read())]))
+new = sys.stdin.read()
+sys.meta_path.insert(0, Mutated("hil.compare.stats", [(last, last + new)]))
+last = f"    {field.target.id}: Number = None\\n"
+stored = f"    {new.split(':')[0].strip()}: Number = None\\n"
+sys.meta_path.insert(0, Mutated("hil.controller.records.outputs", [(last, last + stored)]))
 import numpy as np
 from rich.console import Console
 from hil.compare.verdict import compare
-from hil.controller.pipeline.records.record import print_verdict, verdict_record
+from hil.controller.pipeline.records.print_case import print_verdict
+from hil.controller.pipeline.records.record import record_verdict
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
 from hil.core.results import RunResult
 from support.suite_runs import case, suite_run
 a, b = (RunResult(name, {"y": np.array(values, np.float32)}) for name, values in (("a", [3, 4.5]), ("b", [3, 4])))
-record = verdict_record(compare(a, b))
+record = record_verdict(compare(a, b))
 screens = {}
 for width in (80, 200):
     console = Console(file=io.StringIO(), width=width)
     print_verdict(console, record)
     screens[width] = console.file.getvalue()
-run = load_run(suite_run(Path(sys.argv[2]), [case("new", "FAIL", outputs=tuple(record["outputs"])), case("old")]))
+run = load_run(suite_run(Path(sys.argv[2]), [case("new", "FAIL", outputs=record.to_json()["outputs"]), case("old")]))
 made = {"cases": cases_csv(run), "outputs": outputs_csv(run), "page": report_html(run)}
-print(json.dumps({"record": record["outputs"][0], "screens": screens, **made}))
+print(json.dumps({"record": record.to_json()["outputs"][0], "screens": screens, **made}))
 """
 
 

@@ -9,10 +9,12 @@ import numpy as np
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.records.suite import CaseRecord
 from hil.core.results import Outcome, RunResult
 from hil.errors import BoardLost
 from hil.testing.pytest_plugin.failure_text import commands, failure
+
+NAMES = {"id": "m", "model": "m", "suite": "s", "flow": "f", "runtime": "iree"}
 
 
 def test_failure_text_shows_quantized_and_float_comparison():
@@ -20,25 +22,23 @@ def test_failure_text_shows_quantized_and_float_comparison():
     verdicts = (compare(ours, RunResult("quantised reference", dict(ours.outputs))),)
     plain = compare(ours, RunResult("float reference", {"y": np.zeros(4, np.float32)}))
     case = Case("m", Path("m.onnx"), Options(), Path(), outcome=Outcome.FAIL, verdicts=verdicts, plain_verdict=plain)
-    text = failure(case, CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", message="too far"))
+    text = failure(case, CaseRecord(**NAMES, outcome="FAIL", ended="FAIL", message="too far"))
     assert text.startswith("too far") and "quantised reference" in text and "float reference" in text
 
 
 def test_failure_text_of_repeated_error_has_single_line():
     case = Case("m", Path("m.onnx"), Options(), Path(), outcome=Outcome.BOARD_LOST, error=BoardLost("gone", board="b"))
-    record = CaseRecord(
-        "m", "m", "s", "f", "iree", "BOARD_LOST", "BOARD_LOST", message="gone", hint="look", stage="run"
-    )
+    record = CaseRecord(**NAMES, outcome="BOARD_LOST", ended="BOARD_LOST", message="gone", hint="look", stage="run")
     assert failure(case, record).splitlines() == ["BOARD_LOST: gone", "  stage: run", "  board: b", "  hint: look"]
     assert failure(case, record, again=True) == "BOARD_LOST: gone"
 
 
 def test_failure_commands_quote_path_with_space(tmp_path: Path):
-    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", folder=str(tmp_path / "my out"), repeat="pytest")
+    record = CaseRecord(**NAMES, outcome="FAIL", ended="FAIL", folder=str(tmp_path / "my out"), repeat="pytest")
     (tmp_path / "my out").mkdir()
     assert commands(record, tmp_path).splitlines()[-1] == "stored in:     'my out'"
 
 
 def test_failure_commands_show_path_of_compiler_ir(tmp_path: Path):
-    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", repeat="pytest", directories={"ir": "../../ir/m"})
+    record = CaseRecord(**NAMES, outcome="FAIL", ended="FAIL", repeat="pytest", directories={"ir": "../../ir/m"})
     assert commands(record, tmp_path, tmp_path / "out/sim").splitlines()[-1] == "ir:            ir/m"

@@ -27,7 +27,7 @@ from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.records.record import Recorder
+from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
@@ -172,7 +172,7 @@ class _BenchRun:
         names = [safe_name(path.stem) for path in models]
         if base is not None:
             stored, case = stored_case(base)
-            is_own = is_sealed(base.folder, base.record["request"])
+            is_own = is_sealed(base.folder, base.record.request)
             if not is_own:  # the record may be from another user, and must not run code
                 refuse_functions(stored)
             stored = board_of_stored(stored, job, own=is_own)
@@ -212,7 +212,7 @@ class _BenchRun:
                 session = self._open_session(pool, number)
                 board = session.board
                 if number == len(self.cases) - 1:
-                    run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+                    run.record.board = record_board(board)
                 case = self._run_once(case, session)
                 self.sides.append(BenchSide("AB"[number], case, board))
                 if case.model is None:
@@ -278,7 +278,7 @@ class _BenchRun:
         for case in self.cases:
             self.recorder.write(case)
         document = self._build_document(run, finished=not interrupted, interrupted=interrupted)
-        document["folder"] = self.recorder.finish(document["exit_code"], finished=not interrupted)["folder"]
+        document["folder"] = self.recorder.finish(document["exit_code"], finished=not interrupted).folder
         if document["folder"]:
             write_json(run.folder / "bench.json", document)
         if self.bench.benchmark_out is not None:

@@ -115,7 +115,7 @@ _ROWS: tuple[tuple[str, bool, _Cell], ...] = (
     ("spread to p99", True, _format_histogram),
     ("course", True, _format_course),
     ("outliers", True, _format_outliers),
-    ("ran on", False, lambda side: placement_text(side["placement"] or ())),
+    ("ran on", False, lambda side: placement_text((part["device"], part["nodes"]) for part in side["placement"] or ())),
     ("iterations", True, lambda side: f"{side['iterations_per_s']:.4g} a second"),
     ("answers", True, lambda side: side["repetition"]["text"] if side["repetition"] else "not compared"),
     ("peak memory", True, _format_optional("peak_memory_bytes", lambda peak: f"{peak / 1e6:.1f} MB")),

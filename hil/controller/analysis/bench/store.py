@@ -25,13 +25,13 @@ from hil.controller.analysis.bench.measure import BenchSide, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
-from hil.controller.pipeline.records.record import case_record
+from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.bounded_json import read_json
 from hil.core.files import copy_file
-from hil.core.results import Artifact, Relation, RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
@@ -96,9 +96,9 @@ def stored_case(run: Run) -> tuple[Job, Case]:
         UsageError: the run is not a bench, or ended before the program could run, or the program files are missing.
     """
     document = read_document(run)
-    side, case = document["sides"][-1], run.record["cases"][-1]
-    program, job = side["program"], Job.of_record(run.record["request"])
-    if not program or not case["inputs"]:
+    side, case = document["sides"][-1], run.record.cases[-1]
+    program, job = side["program"], Job.of_record(run.record.request)
+    if not program or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
     place = Path(program["folder"])
     specs = program["outputs"]
@@ -118,20 +118,20 @@ def stored_case(run: Run) -> tuple[Job, Case]:
         raise UsageError(f"bench {run.id} is missing program files: {', '.join(missing)}")
     references = tuple(
         RunResult(
-            one["source"],
-            run.load_tensors(one["outputs"]),
-            provenance=one["provenance"],
-            relation=Relation(one.get("relation", "independent")),
+            one.source,
+            run.load_tensors(one.outputs),
+            provenance=one.provenance,
+            relation=one.relation,
         )
-        for one in case["references"]
+        for one in case.references
     )
     again = Case(
-        case["name"],
+        case.name,
         job.models[-1],
         for_model(job.options(), job.models[-1]),
         Path(),
         artifact=artifact,
-        inputs=run.load_tensors(case["inputs"]),
+        inputs=run.load_tensors(case.inputs),
         references=references,
     )
     return job, again
@@ -171,8 +171,8 @@ def bench_document(
         "schema": SCHEMA,
         "id": run.id,
         "folder": str(run.folder),
-        "created": run.record["created"],
-        "origin": run.record["origin"],
+        "created": run.record.created,
+        "origin": run.record.origin,
         "finished": finished,
         "concurrency": bench.concurrency,
         "sides": documents,
@@ -222,7 +222,7 @@ def _build_side_record(
         "elsewhere": provenance.get("elsewhere", ""),
         "outcome": case.outcome and case.outcome.value,
         "reason": case.reason,
-        "hint": hint_for_case(case_record(case, {})),
+        "hint": hint_for_case(record_case(case, {})),
         "against": [verdict.against for verdict in case.verdicts],
         "clock": side.clock if side else None,
         "loads": side.loads if side else 0,

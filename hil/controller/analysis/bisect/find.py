@@ -32,7 +32,7 @@ from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import Run, storing
+from hil.controller.storage.runs import store_tensors, storing
 from hil.core.files import copy_file
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.core.scratch import temporary_folder
@@ -129,7 +129,7 @@ def bisect(
         notes=tuple(notes),
         folder=str(out or ""),
         created=begun,
-        origin=origin_of(asked.labels),
+        origin=origin_of(asked.labels).to_json(),
         command=typed_command(),
         model_digest=subject.digest,
     )
@@ -338,7 +338,7 @@ def keep_case(folder: Path, case: Case, finding: BisectFinding) -> None:
     outputs = case.result.outputs if case.result else None
     for kind, named in (("inputs", case.inputs), ("outputs", outputs), ("references", case.options.expected)):
         if isinstance(named, dict):
-            Run(folder, {}).save_tensors(case.name, kind, named)
+            store_tensors(folder, case.name, kind, named)
 
 
 def repeat_command(folder: Path, name: str, board: list[str]) -> str:

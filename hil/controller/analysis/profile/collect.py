@@ -23,6 +23,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED
 from hil.controller.pipeline.case import Capture, Case
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
+from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.clock import ClockFit
@@ -206,7 +207,7 @@ def check_folder(folder: Path, kind: str) -> None:
 
 def write_profiles(
     case: Case, folders: Mapping[str, Path], *, run_id: str, context: RunContext
-) -> Iterator[tuple[Mapping[str, Any], ...]]:
+) -> Iterator[tuple[ProfileDirectory, ...]]:
     """Write a finished case's profiles; report data that cannot be collected in notes.
 
     Args:
@@ -214,20 +215,19 @@ def write_profiles(
         run_id: the profiles' name. A link in the case's directory points to the run's profile.
 
     Yields:
-        For the record: ``kind``, ``folder`` and ``notes`` per profile; before the first is written, and after
-        every profile.
+        The profiles for the record, before the first is written and after every profile.
     """
     write = {"compile": _write_compile_profile, "run": _write_run_profile}
     # This note remains if Ctrl-C interrupts the writing.
     interrupted = "the profile is incomplete: interrupted"
-    profiles = [{"kind": kind, "folder": str(folder), "notes": [interrupted]} for kind, folder in folders.items()]
+    profiles = [ProfileDirectory(kind=kind, folder=str(one), notes=[interrupted]) for kind, one in folders.items()]
     yield tuple(profiles)
     for number, (kind, folder) in enumerate(folders.items()):
         try:
             notes = write[kind](case, folder, run_id, context)
         except HilError as error:
             notes = [f"the profile is incomplete: {error.message}"]
-        profiles[number] = {**profiles[number], "notes": notes}
+        profiles[number] = ProfileDirectory(kind=kind, folder=str(folder), notes=notes)
         yield tuple(profiles)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from hil.controller.cli.farm.tables import plain
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, answer_matrix, say
 from hil.controller.farm.messages import ENDED, JobState, Kind
-from hil.core.results import Timings, gravest
+from hil.core.results import gravest
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
 if TYPE_CHECKING:
@@ -206,7 +205,9 @@ def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
 
 
 def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
-    from hil.controller.pipeline.records.record import print_case
+    from hil.controller.farm.client.results import convert_record
+    from hil.controller.pipeline.records.print_case import print_case
+    from hil.controller.records.run import make_run
     from hil.controller.storage.screen.console import Console
 
     console = Console()
@@ -216,13 +217,10 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
         print_summary(console, Path(document["suite"]["folder"]))
         return
     for one in ended:
-        cases = one.result.record.get("cases") or []
+        record = one.result.record
+        cases = convert_record(one.name, make_run, record).cases if record.get("cases") else []
         for case in cases:
-            # The database does not preserve key order.
-            timings = {
-                field.name: case["timings"][field.name] for field in fields(Timings) if field.name in case["timings"]
-            }
-            print_case(console, {**case, "timings": timings})
+            print_case(console, case)
         if not cases:
             outcome = one.result.outcome or ("ended" if one.result.exit_code == 0 else "failed")
             click.echo(f"{outcome}  job {one.name}  {one.result.reason}".rstrip())

@@ -68,7 +68,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         *_, profiles = write_profiles(case, profile, run_id=model.stem, context=context)
     artifact = case.artifact
     assert artifact is not None
-    for note in (note for profile in profiles for note in profile["notes"]):
+    for note in (note for profile in profiles for note in profile.notes):
         say(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     named = {artifact.main: target.name}

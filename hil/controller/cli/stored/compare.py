@@ -28,7 +28,8 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
     from hil.controller.pipeline.records.next_steps import hint_for_blind
-    from hil.controller.pipeline.records.record import print_verdict, verdict_record
+    from hil.controller.pipeline.records.print_case import print_verdict
+    from hil.controller.pipeline.records.record import record_verdict
     from hil.controller.pipeline.verdicts.accepting import load_rules
     from hil.controller.storage.screen.console import Console
     from hil.controller.storage.screen.texts import say as say_line
@@ -51,15 +52,16 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
             verdicts[name] = Verdict(Outcome.FAIL, b, (), f"{who} outputs for this case")
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
-    records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
+    records = {name: record_verdict(verdict) for name, verdict in verdicts.items()}
 
     def show() -> None:
         console = Console()
         for name, record in records.items():
-            console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
+            colour = "green" if record.outcome is Outcome.PASS else "red"
+            console.print(f"[bold {colour}]{record.outcome.value}[/]", end="  ")
             console.print(name, markup=False, highlight=False)
             print_verdict(console, record)
-            if record["outcome"] == "BLIND":
+            if record.outcome is Outcome.BLIND:
                 say_line(console, "hint", hint_for_blind(record))
 
     document = {"verdicts": records, "plot": plot if drawn else None, "exit_code": code}
@@ -99,7 +101,7 @@ def _results(name: str, out: Path | None) -> dict[str, Any]:
     if name.endswith(".npy"):
         return {"output": RunResult(name, {"output": load_npy(Path(name), mmap=True)})}
     run = RunStore(out).open(name)
-    cases = {case["name"]: run.load_tensors(case["outputs"]) for case in run.record["cases"]}
+    cases = {case.name: run.load_tensors(case.outputs) for case in run.record.cases}
     if not any(cases.values()):
-        raise UsageError(f"run {run.id} has no outputs: {run.record['outcome']}")
+        raise UsageError(f"run {run.id} has no outputs: {run.record.outcome and run.record.outcome.value}")
     return {case: RunResult(run.id, outputs) if outputs else None for case, outputs in cases.items()}

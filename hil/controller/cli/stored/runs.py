@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option, runs_option
 from hil.controller.cli.screen import answer, answer_matrix, print_cases
-from hil.errors import UsageError
 
 
 @group(epilog="Example: hil runs show latest")
@@ -37,16 +34,6 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     answer(as_json, {"runs": rows}, *lines)
 
 
-def _print_cases(record: Mapping[str, Any]) -> None:
-    try:
-        print_cases(record)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        # The record is damaged or from a different program.
-        raise UsageError(
-            f"the record of run {record['id']} is damaged: {type(error).__name__}: {error}", hint="repeat the run"
-        ) from error
-
-
 @runs.command(epilog="Example: hil runs show latest")
 @click.argument("run", metavar="ID")
 @runs_option
@@ -67,9 +54,9 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
         answer_matrix(as_json, folder, load_matrix(folder))
         return
     found = store.open(run)
-    record = {**found.record, "folder": str(found.folder)}
-    origin = origin_text(record.get("origin"))
-    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: _print_cases(record))
+    record = found.record.replace(folder=str(found.folder))
+    origin = origin_text(record.origin)
+    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: print_cases(record))
 
 
 @runs.command(epilog="Example: hil runs gc --keep 20")

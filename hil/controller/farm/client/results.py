@@ -5,28 +5,31 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from hil.controller.farm.client.answers import check_result_values, check_suite_record, invalid_answer
 from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
+from hil.controller.records.run import make_run
+from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.runs import Run, safe_name, storing
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
 from hil.core.field_types import check_fields
 from hil.core.results import Outcome, exit_code_of, gravest
 from hil.core.text import numbered
 from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
+R = TypeVar("R")
 _AT_ONCE = 8
 # Limit for the parts of a file's path. A run's directory has six levels.
 _MAX_PARTS = 32
@@ -74,6 +77,14 @@ def _naming_jobs(names: Sequence[str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise invalid_answer(error, f"result of job {', '.join(names[:3])}") from error
+
+
+def convert_record(job: str, make: Callable[[Any], R], values: Any) -> R:
+    """Convert a record in a job's result with ``make``. Raises FarmError if it is invalid."""
+    try:
+        return make(values)
+    except UsageError as error:
+        raise invalid_answer(error, f"result of job {job}") from error
 
 
 def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
@@ -186,7 +197,7 @@ def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> Targe
         if not one.result.record.get("cases"):
             failed.append(one)
             continue
-        run = results_of_run(Run(folder, dict(one.result.record)))
+        run = results_of_run(Run(folder, convert_record(one.name, make_run, one.result.record)))
         runs.append(_rename_cases(run, one, label) if len(ended) > 1 else run)
     whole = replace(
         nothing_of(folder),
@@ -214,7 +225,7 @@ def _rename_cases(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
     def name(case: str) -> str:
         return label if one.spec.kind is Kind.RUN else f"{label}-{case}"
 
-    records = [replace(each, id=name(each.id), folder=f"{one.name}/{each.folder}") for each in run.records]
+    records = [each.replace(id=name(each.id), folder=f"{one.name}/{each.folder}") for each in run.records]
     return replace(run, records=tuple(records), missing=tuple(map(name, run.missing)))
 
 
@@ -318,11 +329,9 @@ def _read_records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Itera
     was = str(part.result.record.get("folder", ""))
     ended = {}
     for line in part.result.record.get("cases") or ():
-        record = CaseRecord.of_json(line)
-        check_fields(record)
+        record = convert_record(part.name, make_case_record, line)
         # The run directory on the host is fetched to this machine, so replace the path.
-        ended[record.id] = replace(
-            record,
+        ended[record.id] = record.replace(
             repeat=request.command(record.id),
             diff=_replace_folder(record.diff, was, run.folder),
             hint=_replace_folder(record.hint, was, run.folder),
@@ -353,5 +362,13 @@ def _make_lost_record(case: Sequence[str], result: JobResult, run: SuiteRun, req
     where = {name: run.head[name] for name in ("suite", "flow", "runtime", "started")}
     message, repeat = result.reason or "the job has no result", request.command(case_id)
     return CaseRecord(
-        case_id, model, **where, outcome=outcome, ended=outcome, layer=layer, op=op, message=message, repeat=repeat
+        id=case_id,
+        model=model,
+        layer=layer,
+        op=op,
+        **where,
+        outcome=outcome,
+        ended=outcome,
+        message=message,
+        repeat=repeat,
     )

@@ -212,7 +212,7 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
         parcel = JobFiles()
         source = _pack_source(request, suite, context, parcel)
     options = {**jsonable(request.to_json()), **source, **_pack_flow(request, parcel)}
-    options["origin"] = origin_of(request.settings.labels)
+    options["origin"] = origin_of(request.settings.labels).to_json()
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
         **{"suite": suite.name, "flow_name": flow.name, "runtime": flow.runtime},

@@ -16,6 +16,8 @@ from hil.controller.farm.client.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
+from hil.controller.records.base import make_record
+from hil.controller.records.outputs import Origin
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import coming_from
 from hil.core.digest import algorithm_of, check
@@ -69,8 +71,7 @@ def use_board(attempt: Attempt) -> JobResult:
     work.mkdir(parents=True)
     with timed("fetch"):
         _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
-    origin = spec.options.get("origin")
-    with timed("run"), coming_from(origin if isinstance(origin, dict) else {}):
+    with timed("run"), coming_from(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
         record, place = _execute_job(attempt, work, out)
     with timed("upload"):
         stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
@@ -99,9 +100,9 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any
         from hil.controller.workloads.run_job import run_job
 
         record = run_job(job, screen=progress, isolated=attempt.isolated, choice=attempt.board)
-    if not record["folder"]:  # the board refused the session, so no directory was created
+    if not record.folder:  # the board refused the session, so no directory was created
         out.mkdir(exist_ok=True)
-    return record, Path(record["folder"] or out)
+    return record.to_json(), Path(record.folder or out)
 
 
 def _retry_until_reachable(call: Callable[[], T]) -> T:
@@ -124,6 +125,7 @@ def _build_result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobRe
     return JobResult(code, outcome, reason[:REASON], infrastructure=broken, record=jsonable(record), files=stored)
 
 
+_NO_ORIGIN = {"labels": [], "branch": "", "commit": ""}
 _MAKE_S = 60.0
 # Timeout for loading and for running a check's model.
 _CHECK_RUN_S = 20.0
@@ -146,9 +148,10 @@ def check_health(attempt: Attempt) -> JobResult:
     model = _get_check_model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
     job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_S)
     record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
-    (case,) = record["cases"]
-    reason = "" if record["exit_code"] == 0 else f"small test model: {case['outcome']}: {case['reason']}"
-    return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
+    (case,) = record.cases
+    outcome = case.outcome.value if case.outcome else ""
+    reason = "" if record.exit_code == 0 else f"small test model: {outcome}: {case.reason}"
+    return JobResult(record.exit_code or 0, outcome, reason, record=record.to_json())
 
 
 def make_model(path: str, weights: bool) -> None:

@@ -1,108 +1,86 @@
-"""Facts that support a case's verdict, as lines for reports.
-
-The input is a suite's record (:class:`hil.controller.workloads.suites.store.CaseRecord`) as JSON. The record may be
-from another version, or corrupt: missing and invalid values are skipped.
-"""
+"""Facts that support a case's verdict, as lines for reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from hil.compare.random_outputs import random_text
+from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.records.outputs import FailedReference, StoredComparison, StoredCriterion
+from hil.controller.records.run import RunCase
+from hil.controller.records.suite import CaseRecord
 from hil.core.results import Relation
 
 _MAX_LINES = 100
-# Title -> key of the case in run.json.
-_TEXTS = {"answers": "repetition", "programs": "compilations"}
 
 
-def evidence(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def evidence(record: CaseRecord) -> list[tuple[str, str]]:
     """Return (title, text) for each fact: references, failed references, repetition, criteria and caveats."""
     return [fact for fact, _ in zip(_iter_facts(record), range(_MAX_LINES), strict=False)]
 
 
-def evidence_of_case(case: Mapping[str, Any]) -> list[tuple[str, str]]:
+def evidence_of_case(case: RunCase) -> list[tuple[str, str]]:
     """Return the facts for a case of run.json: see :func:`evidence`."""
-    first, *others = _list_mappings(case.get("verdicts")) or [{}]
-    texts = {title: _as_mapping(case.get(key)).get("text") for title, key in _TEXTS.items()}
-    return evidence({**case, **texts, **first, "other_references": others})
+    facts = evidence(
+        CaseRecord(**case_fields(case), id=case.name, model="", suite="", flow="", runtime="", outcome="", ended="")
+    )
+    return [*facts, *([("programs", case.compilations.text)] if case.compilations else [])]
 
 
-def evidence_lines(record: Mapping[str, Any]) -> list[str]:
+def evidence_lines(record: CaseRecord) -> list[str]:
     """Return the facts of :func:`evidence` as lines."""
     return [f"{title}: {text}" for title, text in evidence(record)]
 
 
-def reference_text(record: Mapping[str, Any]) -> str:
+def reference_text(against: str, relation: str) -> str:
     """Return a reference's name, with its relation unless independent; "" without a reference."""
-    against = _as_text(record.get("against"))
     try:
-        return Relation(record.get("relation") or "independent").named(against) if against else ""
+        return Relation(relation or "independent").named(against) if against else ""
     except ValueError:  # relation of a newer version
-        return f"{against} ({_as_text(record.get('relation'))})"
+        return f"{against} ({relation})"
 
 
-def unanswered_text(one: Mapping[str, Any]) -> str:
+def unanswered_text(one: FailedReference) -> str:
     """Return the name of a failed reference and the reason."""
-    return f"{_as_text(one.get('reference'))}: {_as_text(one.get('reason')) or _as_text(one.get('outcome'))}"
+    return f"{one.reference}: {one.reason or one.outcome}"
 
 
-def _iter_facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    decider, reference = _as_text(record.get("decided_by")), reference_text(record)
+def _iter_facts(record: CaseRecord) -> Iterator[tuple[str, str]]:
+    decider, reference = record.decided_by, reference_text(record.against, record.relation)
     if decider:
         yield "decided by", decider
     if reference and reference != decider:
         yield "compared with", reference
-    for other in _list_mappings(record.get("other_references")):
-        if (named := reference_text(other)) != decider:
-            yield "compared with", f"{named}: {_as_text(other.get('outcome'))}"
-    for one in _list_mappings(record.get("unanswered")):
+    for other in record.other_references:
+        if (named := reference_text(other.against, other.relation)) != decider:
+            yield "compared with", f"{named}: {other.outcome}"
+    for one in record.unanswered:
         yield "failed reference", unanswered_text(one)
-    if disagreement := _as_text(record.get("disagreement")):
-        yield "the references disagree", disagreement
-    if random := [one for one in _as_list(record.get("random")) if isinstance(one, str)]:
-        yield "random", random_text(random)
-    for title in _TEXTS:
-        if text := _as_text(record.get(title)):
-            yield title, text
-    for output in _list_mappings(record.get("outputs")):
+    if record.disagreement:
+        yield "the references disagree", record.disagreement
+    if record.random:
+        yield "random", random_text(record.random)
+    if record.answers:
+        yield "answers", record.answers
+    for output in record.outputs:
         yield from _iter_output_facts(output)
 
 
-def _iter_output_facts(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    name = _as_text(output.get("name"))
-    for criterion in _list_mappings(output.get("criteria")):
-        if {"criterion", "value", "passed", "reason"} <= criterion.keys():
-            yield "criterion", f"{name}: {criterion_text(criterion)}"
-    if control := _as_mapping(output.get("control")):
-        yield "arithmetic", f"{name}: {_as_text(control.get('arithmetic'))}, {_as_text(control.get('source'))}"
-    for note in _as_list(output.get("notes")):
-        yield "note", f"{name}: {_as_text(note)}"
+def _iter_output_facts(output: StoredComparison) -> Iterator[tuple[str, str]]:
+    for criterion in output.criteria:
+        yield "criterion", f"{output.name}: {criterion_text(criterion)}"
+    if output.control:
+        yield "arithmetic", f"{output.name}: {output.control.arithmetic}, {output.control.source}"
+    for note in output.notes:
+        yield "note", f"{output.name}: {note}"
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list_mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in _as_list(value) if isinstance(one, Mapping)]
-
-
-def criterion_text(criterion: Mapping[str, Any]) -> str:
+def criterion_text(criterion: StoredCriterion) -> str:
     """Format a criterion of a record: ``top1>=0.99: 1, met``."""
-    value = criterion["value"]
-    found = "met" if criterion["passed"] else "not met"
-    shown = found if value is None else f"{format_number(value, 6)}, {found}"
-    return f"{criterion['criterion']}: {shown}" + (f" ({criterion['reason']})" if criterion["reason"] else "")
+    found = "met" if criterion.passed else "not met"
+    shown = found if criterion.value is None else f"{format_number(criterion.value, 6)}, {found}"
+    return f"{criterion.criterion}: {shown}" + (f" ({criterion.reason})" if criterion.reason else "")
 
 
 def format_number(value: Any, digits: int) -> str:

@@ -3,67 +3,70 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from hil.compare.tolerance import DEFAULT_TOLERANCES
+from hil.controller.records.outputs import StoredComparison, StoredTolerance, StoredVerdict
+from hil.controller.records.run import RunCase, StoredRepetition
+from hil.core.results import Outcome
 
-_DEFAULT = vars(DEFAULT_TOLERANCES["float32"])
+_DEFAULT = StoredTolerance(**vars(DEFAULT_TOLERANCES["float32"]))
 
 
-def hint_for_case(case: Mapping[str, Any]) -> str:
+def hint_for_case(case: RunCase) -> str:
     """Return a hint for a case that did not pass; "" if none is known."""
-    outcome = case["outcome"]
-    if case["error"]:
-        return str(case["error"].get("hint", ""))
-    if outcome == "UNSTABLE" and case.get("repetition"):
-        return hint_for_unstable(case["repetition"])
-    decisive = [verdict for verdict in case["verdicts"] if verdict["outcome"] == outcome]
-    if outcome == "BLIND" and decisive:
+    outcome = case.outcome
+    if case.error:
+        return case.error.hint
+    if outcome is Outcome.UNSTABLE and case.repetition:
+        return hint_for_unstable(case.repetition)
+    decisive = [verdict for verdict in case.verdicts if verdict.outcome is outcome]
+    if outcome is Outcome.BLIND and decisive:
         return hint_for_blind(decisive[0])
-    failed = [output for verdict in decisive for output in verdict["outputs"] if not output["passed"]]
-    if outcome == "FAIL" and failed and _may_declare_arithmetic(case) and all(map(_looks_rounded, failed)):
+    failed = [output for verdict in decisive for output in verdict.outputs if not output.passed]
+    if outcome is Outcome.FAIL and failed and _may_declare_arithmetic(case) and all(map(_looks_rounded, failed)):
         return "most errors are small: if the board computes in float16 or bfloat16, declare it with --arithmetic"
     return ""
 
 
-def hint_for_blind(verdict: Mapping[str, Any]) -> str:
+def hint_for_blind(verdict: StoredVerdict) -> str:
     """Return a hint for a BLIND verdict."""
-    names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
+    names = [output.name for output in verdict.outputs if not output.passed]
     allow = _repeat_option("--allow-blind", names) or "--allow-blind=OUTPUT"
     return f"try other inputs (such as a different --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
-def _may_declare_arithmetic(case: Mapping[str, Any]) -> bool:
+def _may_declare_arithmetic(case: RunCase) -> bool:
     """Return True if declaring an arithmetic may change the verdict. Only ONNX models can have a control."""
-    is_onnx = (case["model"] or {}).get("format") == "onnx"
-    return is_onnx and not case["provenance"].get("arithmetic") and not case.get("random")
+    is_onnx = case.model is not None and case.model.format == "onnx"
+    is_declared = case.provenance is not None and case.provenance.arithmetic
+    return is_onnx and not is_declared and not case.random
 
 
-def _looks_rounded(output: Mapping[str, Any]) -> bool:
+def _looks_rounded(output: StoredComparison) -> bool:
     """Return True if the errors of a float32 output have the size and spread of rounding to 8 to 11 bits.
 
     Outputs judged by a given tolerance or by criteria do not count: an arithmetic would not change their verdict.
     """
-    if output["dtype"] != "float32" or output["tolerance"] != _DEFAULT or output.get("criteria"):
+    if output.dtype != "float32" or output.tolerance != _DEFAULT or output.criteria:
         return False
-    found = [output[name] for name in ("mismatch_share", "sqnr_db", "max_abs", "rmse")]
-    if None in found:
+    found = (output.mismatch_share, output.sqnr_db, output.max_abs, output.rmse)
+    share, sqnr, worst, mean = (None if value is None else float(value) for value in found)
+    if share is None or sqnr is None or worst is None or mean is None:
         return False
-    share, sqnr, worst, mean = map(float, found)
     # float16 precision gives 70 dB, bfloat16 gives 56 dB. Rounding errors are evenly distributed, without outliers.
     return share >= 0.5 and 40 <= sqnr <= 85 and worst <= 10 * mean
 
 
-def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
+def hint_for_unstable(repetition: StoredRepetition) -> str:
     """Return the iteration with the first difference, and options to find the cause or to allow it."""
-    _, *others = repetition["answers"]
-    where = f"first difference in iteration {others[0]['first'] + 1}; " if others else ""
-    allow = _repeat_option("--allow-unstable", repetition["differing"])
+    _, *others = repetition.answers
+    where = f"first difference in iteration {others[0].first + 1}; " if others else ""
+    allow = _repeat_option("--allow-unstable", repetition.differing)
     allowed = f"; {allow} allows differences within the tolerance" if allow else ""
     return f"{where}use --repeat 5 --fresh-load to check if a reloaded program also differs{allowed}"
 
 
-def _repeat_option(option: str, names: list[str]) -> str:
+def _repeat_option(option: str, names: Sequence[str]) -> str:
     # A list of many outputs would fill the screen.
     return " ".join(f"{option}={shlex.quote(name)}" for name in names) if len(names) <= 3 else f"{option}='*'"

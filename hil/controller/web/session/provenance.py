@@ -110,7 +110,7 @@ def machine(known: Mapping[str, Any]) -> str:
 def placement(parts: Any) -> str:
     """Format the devices that ran the parts of a program."""
     try:
-        return placement_text(mappings(parts)[:_MOST])[:_CHARS]
+        return placement_text((part["device"], part["nodes"]) for part in mappings(parts)[:_MOST])[:_CHARS]
     except (KeyError, TypeError, ValueError):
         return ""
 

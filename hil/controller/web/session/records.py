@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hil.controller.pipeline.records.evidence import evidence, evidence_of_case
+from hil.controller.records.run import make_run_case
+from hil.controller.records.suite import make_case_record
 from hil.controller.storage.runs import RECORD
 from hil.controller.web.files.kept import KeptFile, kept_files, logs_below
 from hil.controller.web.files.kept import own as own
@@ -30,6 +32,7 @@ from hil.core.bounded_json import parse_json
 from hil.core.files import open_file
 from hil.errors import UsageError
 
+R = TypeVar("R")
 # Maximum characters of a record to show as JSON.
 _SHOWN_CHARS = 200_000
 # Maximum number of outputs, attempts and similar entries of a case.
@@ -165,7 +168,7 @@ def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         facts=facts_of_line(record, head),
         others=others,
         disagreement=text(record.get("disagreement")),
-        evidence=evidence(record),
+        evidence=_find_evidence(record, make_case_record, evidence),
         attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
         confirmed=text(record.get("confirmed")),
         expectation=_parse_texts(mapping(record.get("expectation"))),
@@ -209,7 +212,7 @@ def _detail_of_run(folder: Path, document: Mapping[str, Any], name: str) -> Case
             ),
         ],
         disagreement=text(record.get("disagreement")),
-        evidence=evidence_of_case(record),
+        evidence=_find_evidence(record, make_run_case, evidence_of_case),
         kept=kept_files(
             folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
         ),
@@ -294,6 +297,14 @@ def _detail_of_call(trace: Path, number: int, session: IndexedSession) -> CaseDe
         ],
         facts=[(name, value) for name, value in known.items() if value],
     )
+
+
+def _find_evidence(record: Any, make: Callable[[Any], R], find: Callable[[R], Facts]) -> Facts:
+    """Return the basis of the verdict; none for an invalid record."""
+    try:
+        return find(make(record))
+    except UsageError:
+        return ()
 
 
 def _parse_other_verdict(verdict: Mapping[str, Any]) -> OtherComparison:

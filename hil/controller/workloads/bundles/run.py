@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from hil.bundles.cases import untested, with_cases
 from hil.bundles.signature import sealed
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.origin import typed_command
@@ -34,7 +34,7 @@ def run_bundle(
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Run a bundle's cases and store results as they arrive.
 
     Args:
@@ -73,9 +73,9 @@ def run_bundle(
         # With multiple targets, this is the command for the whole matrix.
         run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id, command=typed_command())
         if not runs:
-            run.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
+            run.record.exit_code, run.record.finished = EXIT_NOTHING_RAN, True
             run.save()
-            return {**run.record, "folder": str(run.folder)}
+            return run.record.replace(folder=str(run.folder))
         return run_cases(
             run,
             job,

@@ -12,8 +12,11 @@ from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
 from hil.controller.pipeline.records.evidence import criterion_text
 from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.print_case import COLOURS
+from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.screen.texts import counted, say, table
 from hil.core.digest import digest_of
+from hil.core.results import Outcome
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
 
 if TYPE_CHECKING:
@@ -116,50 +119,50 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "case", f"{case['name']}: {', '.join(word for word in words if word)}"
 
 
-def print_run(record: Mapping[str, Any]) -> None:
+def print_run(record: RunRecord) -> None:
     """Print a bundle run: a line per case, then the failures' reasons."""
     from rich.text import Text
 
     from hil.controller.storage.screen.console import Console
 
     console = Console()
-    colours = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}
+    ended = [(case, case.outcome) for case in record.cases if case.outcome]
     rows = [
-        (case["name"], Text(case["outcome"], colours.get(case["outcome"], "magenta")), *_statistics(case))
-        for case in record["cases"]
+        (case.name, Text(outcome.value, COLOURS.get(outcome, "magenta")), *_statistics(case)) for case, outcome in ended
     ]
     if rows:
         console.print(table(_COLUMNS, rows, numbers=_COLUMNS[2:], whole=_COLUMNS))
     reasons: dict[tuple[str, str], list[str]] = {}
-    for case in record["cases"]:
-        if case["outcome"] != "PASS":
-            reasons.setdefault((case["reason"], hint_for_case(case)), []).append(case["name"])
+    for case in record.cases:
+        if case.outcome is not Outcome.PASS:
+            reasons.setdefault((case.reason, hint_for_case(case)), []).append(case.name)
     for (reason, hint), names in reasons.items():
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
-    are_few = len(record["cases"]) <= _CRITERIA_SHOWN
-    for case in (one for one in record["cases"] if are_few or one["outcome"] != "PASS"):
+    are_few = len(record.cases) <= _CRITERIA_SHOWN
+    for case in (one for one in record.cases if are_few or one.outcome is not Outcome.PASS):
         # A bundle has a single reference: the expected outputs.
-        for output in (output for verdict in case["verdicts"] for output in verdict["outputs"]):
-            for criterion in output.get("criteria", ()):
-                style = "green" if criterion["passed"] else "red"
-                _say(console, "", f"{case['name']}, {output['name']}: {criterion_text(criterion)}", style=style)
-    for note in dict.fromkeys(filter(None, (case["provenance"].get("elsewhere") for case in record["cases"]))):
+        for output in (output for verdict in case.verdicts for output in verdict.outputs):
+            for criterion in output.criteria:
+                style = "green" if criterion.passed else "red"
+                _say(console, "", f"{case.name}, {output.name}: {criterion_text(criterion)}", style=style)
+    notes = (case.provenance.elsewhere for case in record.cases if case.provenance and case.provenance.elsewhere)
+    for note in dict.fromkeys(notes):
         _say(console, "note", note)
-    passed = sum(case["outcome"] == "PASS" for case in record["cases"])
-    where = f" on {record['board']['name']}" if record["board"].get("name") else ""
-    where += f", stored in {record['folder']}" if record["folder"] else ""
-    say(console, "", f"{passed} of {len(record['cases'])} cases passed{where}", indent=0, whole=True)
+    passed = sum(case.outcome is Outcome.PASS for case in record.cases)
+    where = f" on {record.board.name}" if record.board else ""
+    where += f", stored in {record.folder}" if record.folder else ""
+    say(console, "", f"{passed} of {len(record.cases)} cases passed{where}", indent=0, whole=True)
 
 
-def _statistics(case: Mapping[str, Any]) -> list[str]:
-    found = worst_of(output for verdict in case["verdicts"] for output in verdict["outputs"])
+def _statistics(case: RunCase) -> list[str]:
+    found = worst_of(output.to_json() for verdict in case.verdicts for output in verdict.outputs)
     compared = found["mismatches"] is not None
-    device, shown = case["device"], "-"
-    if device and device["iterations"]:
-        count, cold = device["iterations"], device.get("cold_ns") is not None
-        shown = f"{device['p50_ns'] / 1e6:.3g} ms" + (f" of {count}" if count > 1 else " cold" if cold else "")
+    device, shown = case.device, "-"
+    if device and device.p50_ns is not None:
+        count, cold = device.iterations, device.cold_ns is not None
+        shown = f"{device.p50_ns / 1e6:.3g} ms" + (f" of {count}" if count > 1 else " cold" if cold else "")
     mismatches = f"{found['mismatches']} of {found['elements']}" if compared else "-"
     return [mismatches, *(_number(found[one.key] if compared else None) for one in _STATISTICS), shown]
 

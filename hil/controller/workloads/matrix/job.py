@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.storage.origin import origin_of_request, typed_command
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.runs import MATRIX, Run, check_seal, seal, storing, write_json
+from hil.controller.storage.runs import MATRIX, check_seal, discard_folder, seal, storing, write_json
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
@@ -66,7 +66,7 @@ class Matrix:
             "kind": kind,
             "title": title,
             "created": time.time(),
-            "origin": origin_of_request(request),
+            "origin": origin_of_request(request).to_json(),
             "again": typed_command(),
             "request": request,
             "targets": [{"name": one.name, "options": dict(one.options), "error": None} for one in targets],
@@ -144,7 +144,7 @@ class Matrix:
                 raise
             report = self._write_report()
         if len(errors) == len(targets) and not any(self._is_stored(target) for target in targets):
-            Run(self.folder, {}, made_root=self._made_root).discard()
+            discard_folder(self.folder, made_root=self._made_root)
             raise errors[0]
         self.head["finished"] = True
         self._store_outcome(report, report.exit_code)

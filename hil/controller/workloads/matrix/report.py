@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.records.run import RunBoard, RunCase
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, exit_code_for, is_failing
 from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
-from hil.controller.workloads.suites.store import CaseRecord, told_by
 from hil.core.bounded_json import read_json
 from hil.core.results import Outcome, gravest
 from hil.core.text import jsonable, numbered
@@ -55,7 +57,7 @@ class MatrixCell:
         found = {
             "stage": record.stage if is_failing(record.outcome) else "",
             "message": self.message,
-            **{name: worst.get(name) for name in ("mismatches", "max_abs", "sqnr_db")},
+            **{name: getattr(worst, name, None) for name in ("mismatches", "max_abs", "sqnr_db")},
             "device_p50_ms": None if record.device_p50_ns is None else record.device_p50_ns / 1e6,
             "iterations": record.iterations or None,
             "cold": record.cold if record.iterations else None,
@@ -167,43 +169,43 @@ def load_results(folder: Path) -> SuiteResults:
 def results_of_run(run: Run) -> SuiteResults:
     """Convert a run of `hil run` or `hil bundle run` to suite results."""
     record = run.record
-    board, cases = record["board"], record["cases"]
-    records = [record_of_case(case, board) for case in cases if case["outcome"]]
+    records = [record_of_case(case, record.board) for case in record.cases if case.outcome]
     runtimes = dict.fromkeys(one.runtime for one in records if one.runtime)
     return SuiteResults(
         folder=run.folder,
-        id=str(record.get("id") or run.folder.name),
+        id=record.id or run.folder.name,
         source="",
         suite=", ".join(dict.fromkeys(one.model for one in records)),
         flow="",
         runtime=", ".join(runtimes),
-        boards=(str(board["name"]),) if board.get("name") else (),
-        started=record["created"],
+        boards=(record.board.name,) if record.board else (),
+        started=record.created,
         finished=None,
-        exit_code=record["exit_code"],
+        exit_code=record.exit_code,
         command=run.resume_command,
         versions={},
-        interrupted=record["exit_code"] == EXIT_INTERRUPTED,
+        interrupted=record.exit_code == EXIT_INTERRUPTED,
         records=tuple(records),
-        missing=tuple(str(case["name"]) for case in cases if not case["outcome"]),
+        missing=tuple(case.name for case in record.cases if not case.outcome),
     )
 
 
-def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRecord:
-    """Convert a case from run.json to a suite's case record."""
-    artifact, error = case["artifact"] or {}, case["error"] or {}
+def record_of_case(case: RunCase, board: RunBoard | None) -> CaseRecord:
+    """Convert an ended case from run.json to a suite's case record."""
+    outcome = case.outcome.value if case.outcome else ""
+    board_of_case = (case.provenance and case.provenance.board) or (case.error and case.error.board)
     return CaseRecord(
-        **told_by(case),
-        id=str(case["name"]),
-        model=Path(str(case["path"])).stem,
+        **case_fields(case),
+        id=case.name,
+        model=Path(case.path).stem,
         suite="",
         flow="",
-        runtime=str(artifact.get("runtime", "")),
-        outcome=str(case["outcome"]),
-        ended=str(case["outcome"]),
-        board=str(case["provenance"].get("board") or error.get("board") or board.get("name", "")),
-        hw_type=str(board.get("hw_type", "")),
-        folder=str(case["name"]),
+        runtime=case.artifact.runtime if case.artifact else "",
+        outcome=outcome,
+        ended=outcome,
+        board=board_of_case or (board.name if board else ""),
+        hw_type=board.hw_type if board else "",
+        folder=case.name,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.run import RunRecord
 from hil.controller.storage import run_context
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, new_id
@@ -26,12 +27,14 @@ from hil.controller.workloads.suites.store import HEAD as SUITE
 from hil.controller.workloads.suites.store import default_folder
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.stored import find_one
+from hil.core.results import Outcome
 from hil.core.text import jsonable, numbered
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
 # A matrix' directory and report.
 Done = tuple[Path, MatrixReport]
-_NEVER_IN: dict[str, type[BoardError]] = {str(one.outcome): one for one in (BoardRefused, BoardUnreachable)}
+_UNREACHED = (BoardRefused, BoardUnreachable)
+_NEVER_IN: dict[Outcome | None, type[BoardError]] = {Outcome(one.outcome): one for one in _UNREACHED}
 
 
 def suite_matrix(
@@ -100,7 +103,7 @@ def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
 def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
     with _share_workers() as workers:
 
-        def run(target: MatrixTarget, folder: Path) -> dict[str, Any]:
+        def run(target: MatrixTarget, folder: Path) -> RunRecord:
             begun = (folder / RECORD).exists()
             job, resume = (Job(out=matrix.folder), str(folder)) if begun else (_build_job(matrix, target), "")
             return run_job(job, resume=resume, run_id=target.name, screen=screen, isolated=workers())
@@ -132,10 +135,10 @@ def trace_matrix(
     return _run_files(_create_matrix("trace", job, targets, ""), partial(run_trace, against=against), screen)
 
 
-def _run_files(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: run_context.Progress) -> Done:
+def _run_files(matrix: Matrix, run_file: Callable[..., RunRecord], screen: run_context.Progress) -> Done:
     with _share_workers(1) as workers:
 
-        def run(target: MatrixTarget, folder: Path) -> dict[str, Any]:
+        def run(target: MatrixTarget, folder: Path) -> RunRecord:
             return run_file(_build_job(matrix, target), run_id=target.name, screen=screen, isolated=workers())
 
         return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
@@ -169,14 +172,14 @@ def _apply_target(job: Job, target: MatrixTarget) -> Job:
     return replace(job, **options)
 
 
-def _raise_if_unreached(run: Callable[[MatrixTarget, Path], dict[str, Any]]) -> Callable[[MatrixTarget, Path], object]:
+def _raise_if_unreached(run: Callable[[MatrixTarget, Path], RunRecord]) -> Callable[[MatrixTarget, Path], object]:
     """Wrap a run: if the run never reached the board, raise the board's error. Such runs are not stored."""
 
     def reached(target: MatrixTarget, folder: Path) -> object:
         record = run(target, folder)
-        if not record["folder"]:
-            case = next(case for case in record["cases"] if case["outcome"] in _NEVER_IN)
-            raise _NEVER_IN[case["outcome"]](case["reason"], hint=(case["error"] or {}).get("hint", ""))
+        if not record.folder:
+            case, error = next((case, _NEVER_IN[case.outcome]) for case in record.cases if case.outcome in _NEVER_IN)
+            raise error(case.reason, hint=case.error.hint if case.error else "")
         return record
 
     return reached

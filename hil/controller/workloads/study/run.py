@@ -165,7 +165,7 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.info: dict[str, Any] = {}
-        self.created, self.origin = time.time(), origin_of(asked.labels)
+        self.created, self.origin = time.time(), origin_of(asked.labels).to_json()
         self.command = typed_command()
         self.rows: list[Row] = [
             Row(

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
+from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import table
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
@@ -15,7 +17,6 @@ from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResu
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, Relation
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ def _record(row: Row) -> CaseRecord:
         relation=row.relation,
         timings={stage.name: stage.seconds for stage in row.stages},
         artifact_bytes=row.size,
-        outputs=({"name": worst.get("of"), "passed": failed is None, "max_abs": worst.get("max_abs")},)
-        if worst
-        else (),
+        outputs=[StoredComparison(name=worst["of"], passed=failed is None, max_abs=worst["max_abs"])] if worst else [],
     )
 
 

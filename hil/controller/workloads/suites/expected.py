@@ -38,7 +38,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from hil.controller.workloads.suites.store import CaseRecord, installed
+from hil.controller.records.suite import CaseRecord
+from hil.controller.workloads.suites.store import installed
 from hil.core import files
 from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
@@ -146,16 +147,16 @@ class Expectations:
         if not (passed or table_of(record)) or (passed and as_expected):
             return record
         if found and as_expected:
-            return replace(record, outcome=Outcome.XFAIL.value, expectation=_summarize_entry(found))
+            return record.replace(outcome=Outcome.XFAIL.value, expectation=_summarize_entry(found))
         judged, hint = record, record.hint
         if found:
             judged = _add_expectation(record, _summarize_entry(found))
         elif old := next((one for one in self.expired() if one.applies_to(record) and one.expects(record)), None):
             judged = _add_expectation(record, {**_summarize_entry(old), "until": str(old.until)})
         if passed:
-            judged = replace(judged, outcome=Outcome.XPASS.value)
+            judged = judged.replace(outcome=Outcome.XPASS.value)
             hint = hint or "remove it from the expected failures: run hil suite expect --update on this run"
-        return replace(judged, hint="; ".join(filter(None, (hint, self.other_versions))))
+        return judged.replace(hint="; ".join(filter(None, (hint, self.other_versions))))
 
     @cached_property
     def other_versions(self) -> str:
@@ -325,4 +326,4 @@ def _format_expectation(expectation: Mapping[str, str]) -> str:
 
 def _add_expectation(record: CaseRecord, expectation: Mapping[str, str]) -> CaseRecord:
     start = f"{record.message}; " if record.message else ""
-    return replace(record, message=start + _format_expectation(expectation), expectation=expectation)
+    return record.replace(message=start + _format_expectation(expectation), expectation=dict(expectation))

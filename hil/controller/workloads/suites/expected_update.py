@@ -23,6 +23,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Array
 
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import (
     TABLES,
@@ -35,7 +36,6 @@ from hil.controller.workloads.suites.expected import (
     read_text,
     table_of,
 )
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome
 from hil.errors import UsageError
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
@@ -26,7 +27,7 @@ from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import check_settings, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
@@ -267,7 +268,7 @@ class _SuiteJob:
             from hil.controller.analysis.profile.collect import write_profiles
 
             *_, profiles = write_profiles(case, folders, run_id=f"{run.folder.name} {case.name}", context=self._context)
-            for note in [f"{one['folder']}: {note}" for one in profiles for note in one["notes"]]:
+            for note in [f"{one.folder}: {note}" for one in profiles for note in one.notes]:
                 self._screen.note(note)
             if task.wrong is None:
                 task.case = replace(case, profiles=profiles)

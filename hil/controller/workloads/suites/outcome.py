@@ -9,14 +9,15 @@ from pathlib import Path
 from hil.compare.comparison import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.record import case_record, verdict_record
+from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.pipeline.records.record import record_case, record_verdict
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import shortened
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, told_by
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, confirmed
 from hil.core.results import Outcome
-from hil.core.text import jsonable
 
 _DETAIL = 8 << 10  # characters
 
@@ -39,7 +40,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict
-    told = told_by(case_record(case, {}))
+    told = case_fields(record_case(case, {}))
     option = case.error.option if case.error is not None else ""
     told |= {"hint": _INSTEAD.get(option, told["hint"]), "detail": shortened(told["detail"], _DETAIL)}
     return CaseRecord(
@@ -53,13 +54,13 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
         ended=ended.value,
         layer=spec.layer,
         op=spec.op,
-        params=spec.params,
+        params=dict(spec.params),
         board=task.wrong_on or task.board,
         hw_type=task.hw_type,
         program=artifact.digests[artifact.main] if artifact else "",
-        plain_outputs=() if plain is None else tuple(jsonable(verdict_record(plain)["outputs"])),
+        plain_outputs=[] if plain is None else record_verdict(plain).outputs,
         plain_against="" if plain is None else plain.against,
-        attempts=tuple(task.attempts),
+        attempts=list(task.attempts),
         confirmed=confirmed(task.wrong_on, task.confirmations),
         repeat=request.command(spec.id),
         diff=_build_diff_command(case, kept),
@@ -72,7 +73,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
 
 def list_directories(case: Case, run: SuiteRun) -> dict[str, str]:
     """Return the directories that the case wrote outside of the case's directory, by kind."""
-    folders = {f"{one['kind']} profile": Path(one["folder"]) for one in case.profiles}
+    folders = {f"{one.kind} profile": Path(one.folder) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
         folders = {"ir": ir, **folders}
     return {what: run.to(folder) for what, folder in folders.items()}

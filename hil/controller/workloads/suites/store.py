@@ -9,161 +9,19 @@ import platform
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.origin import origin_of_request
-from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
+from hil.controller.storage.runs import safe_name, seal, store_tensors, storing, write_file, write_json
 from hil.core import own_version
 from hil.core.bounded_json import parse_json, read_json
 from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.tensors import Array
-from hil.core.text import jsonable
 from hil.errors import UsageError
-
-
-@dataclass(frozen=True)
-class CaseRecord:
-    """Record of a finished case, with JSON values only."""
-
-    # id, model, layer, op, params: from the :class:`~hil.controller.workloads.suites.cases.spec.CaseSpec`.
-    id: str
-    model: str
-    suite: str
-    flow: str
-    runtime: str
-    outcome: str  # a value from :class:`hil.core.results.Outcome`, with expected failures applied
-    ended: str  # the outcome without expected failures
-    layer: str = ""
-    op: str = ""
-    params: Mapping[str, str] = field(default_factory=dict)
-    # board, hw_type: name and hardware type, for the board that ran the case; "" if it did not run.
-    board: str = ""
-    hw_type: str = ""
-    stage: str = ""
-    message: str = ""  # reason in one line; "" for a pass
-    # hint: suggested next step. detail: the tool's error output.
-    hint: str = ""
-    detail: str = ""
-    # Seconds on the host's clock: fields in :class:`hil.core.results.Timings`; None for skipped stages.
-    timings: Mapping[str, float | None] = field(default_factory=dict)
-    # device_p50_ns, device_p90_ns: median and 90th percentile device time per iteration, or None.
-    device_p50_ns: float | None = None
-    device_p90_ns: float | None = None
-    iterations: int = 0  # timed iterations
-    cold: bool = False  # whether only the first run after the load was timed
-    # Iterations compared with each other, and the result; "" for fewer than two.
-    answers: str = ""
-    agentless: str = ""  # why the board has no agent, if programs run by command, or ""
-    artifact_bytes: int | None = None  # total program file size, or None
-    # Digest for the file that the runtime opens, or "". Programs compiled in a group have the same digest.
-    program: str = ""
-    cached: bool | None = None  # whether the program was cached; None if nothing was compiled
-    # Compiler notes, such as a program's delegation. See :class:`hil.core.results.Artifact`.
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    # Placement: fields in :class:`hil.core.results.Part`; None if the runtime did not report it.
-    placement: tuple[Mapping[str, Any], ...] | None = None
-    elsewhere: str = ""  # a note on parts that ran on a device that was not requested, or ""
-    # Comparisons with the flow's reference, per output: fields in :class:`hil.compare.verdict.OutputComparison` and
-    # ``mismatch_share``. inf and nan are strings, for JSON.
-    outputs: tuple[Mapping[str, Any], ...] = ()
-    against: str = ""  # that reference's name
-    # Code shared with the program: a value from :class:`hil.core.results.Relation`; "" without a reference.
-    relation: str = ""
-    decided_by: str = ""  # a pass's deciding reference, with the relation, or ""
-    # References that failed: {"reference", "outcome", "reason", "detail"}.
-    unanswered: tuple[Mapping[str, Any], ...] = ()
-    # Additional references' results: {"against", "relation", "outcome", "outputs"}.
-    other_references: tuple[Mapping[str, Any], ...] = ()
-    disagreement: str = ""  # disagreement between references, or ""
-    random: tuple[str, ...] = ()  # the model's nodes that draw random numbers
-    # plain_outputs, plain_against: comparison with the model before the flow's recipe; empty without a recipe.
-    plain_outputs: tuple[Mapping[str, Any], ...] = ()
-    plain_against: str = ""
-    # The expected failure: {"outcome", "reason", "issue"}; empty if none was expected.
-    expectation: Mapping[str, str] = field(default_factory=dict)
-    # Attempts before the final one and all confirmations, in order: {"why" ("board lost", "board unfit", "confirm"),
-    # "board", "outcome", "message"}.
-    attempts: tuple[Mapping[str, str], ...] = ()
-    confirmed: str = ""  # result from confirmation runs: "always wrong", "flaky" or "one bad board", or ""
-    repeat: str = ""  # command that repeats the case
-    diff: str = ""  # command that shows the worst output's difference, or ""
-    folder: str = ""  # directory for tensors and logs, relative to the run; "" if none
-    # Other directories, relative to the run: ``ir`` (from the compiler), ``run profile``, ``compile profile`` ->
-    # directory.
-    directories: Mapping[str, str] = field(default_factory=dict)
-    started: float = 0.0  # seconds since the epoch
-    content: str = ""  # from the :class:`~hil.controller.workloads.suites.cases.spec.CaseSpec`
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
-        """Parse a line's record. Ignore fields from newer hil versions.
-
-        The key of ``directories`` was ``left`` before version 0.1.
-        """
-        if "left" in values:
-            values = {"directories": values["left"], **values}
-        known = {one.name for one in fields(cls)}
-        given: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known
-        }
-        return cls(**given)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return dict(vars(self))
-
-
-def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a case from run.json to fields in :class:`CaseRecord`.
-
-    The caller adds the fields on the case's location, the suite and the command that repeats it.
-    """
-    artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
-    provenance, timings, repetition = case["provenance"], dict(case["timings"]), case.get("repetition") or {}
-    parts = provenance.get("placement")
-    # Programs that are models or bundled in cases are not compiled.
-    compiled = artifact.get("compiler", "none") != "none" and timings.get("compile_s") is not None
-    first, *others = case["verdicts"] or [{}]
-    return {
-        "stage": str(case["stage"] or ""),
-        "message": str(case["reason"] or ""),
-        "hint": hint_for_case(case),
-        "detail": str(error.get("detail", "")),
-        "timings": timings,
-        **{f"device_{name}": device.get(name) for name in ("p50_ns", "p90_ns")},
-        "iterations": int(device.get("iterations", 0)),
-        "cold": device.get("iterations") == 1 and device.get("cold_ns") is not None,
-        "answers": repetition["text"] if repetition.get("iterations", 0) > 1 else "",
-        "agentless": str(provenance.get("command", {}).get("why", "")),
-        "artifact_bytes": artifact.get("bytes"),
-        "cached": artifact["cached"] if compiled else None,
-        "notes": dict(artifact.get("notes", {})),
-        "placement": None if parts is None else tuple(parts),
-        "elsewhere": str(provenance.get("elsewhere", "")),
-        "outputs": _convert_outputs(first),
-        **{name: str(first.get(name, "")) for name in ("against", "relation")},
-        "decided_by": str(case.get("decided_by", "")),
-        "unanswered": tuple(jsonable(case.get("unanswered", ()))),
-        "other_references": tuple(
-            {
-                **{name: one.get(name, "") for name in ("against", "relation", "outcome")},
-                "outputs": _convert_outputs(one),
-            }
-            for one in others
-        ),
-        "disagreement": str(case.get("disagreement", "")),
-        "random": tuple(case.get("random", ())),
-    }
-
-
-def _convert_outputs(verdict: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(jsonable(verdict.get("outputs", ())))
-
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
 # Packages in hil's extras, listed if installed.
@@ -221,7 +79,7 @@ class SuiteRun:
             (folder / LINES).touch()
             seal(folder, head.get("request", {}))
         now = {"started": time.time(), "finished": None, "exit_code": None}
-        origin = head.get("origin") or origin_of_request(head.get("request", {}))
+        origin = head.get("origin") or origin_of_request(head.get("request", {})).to_json()
         run = cls(folder, {"schema": SCHEMA, **head, "origin": origin, **now})
         run.save()
         return run
@@ -287,8 +145,8 @@ class SuiteRun:
         # The part after the last newline is an incomplete line or empty.
         for line in read_file(path).split(b"\n")[:-1] if path.exists() else ():
             try:
-                record = CaseRecord.of_json(parse_json(line))
-            except (ValueError, TypeError, AttributeError, RecursionError):
+                record = make_case_record(parse_json(line))
+            except (ValueError, UsageError):
                 damaged += 1
             else:
                 found[record.id] = record
@@ -314,12 +172,12 @@ class SuiteRun:
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
         """Write tensors of a case as .npy files in ``cases/<id>/<kind>``. Return the files, in order."""
-        cases = Run(self.folder / "cases", {})
-        return [cases.folder / entry["file"] for entry in cases.save_tensors(case_id, kind, tensors)]
+        folder = self.folder / "cases"
+        return [folder / entry.file for entry in store_tensors(folder, case_id, kind, tensors)]
 
 
 def _encode_record(record: CaseRecord) -> bytes:
-    return json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
+    return json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
 
 
 def default_folder(title: str, flow: str) -> Path:

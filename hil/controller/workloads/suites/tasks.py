@@ -27,7 +27,7 @@ class Task:
     boards: tuple[str, ...] = ()  # boards that may run it; empty is any
     board: str = ""  # board that ran it last
     hw_type: str = ""  # final result's hardware type
-    # Attempts that do not count: see :class:`hil.controller.workloads.suites.store.CaseRecord`.
+    # Attempts that do not count: see :class:`hil.controller.records.suite.CaseRecord`.
     attempts: list[dict[str, str]] = field(default_factory=list)
     # The case with the first mismatch; None unless confirmation runs are needed.
     wrong: Case | None = None

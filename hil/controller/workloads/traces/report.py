@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.runs import storing, write_file
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
-from hil.core.text import jsonable
+from hil.errors import UsageError
 
 # A trace's results in the reference trace's directory, one line per backend.
 RESULTS = "results.jsonl"
@@ -36,7 +36,7 @@ def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -
     with storing(module):
         for before in module.glob(f"*/traces/{glob.escape(reference.name)}/{RESULTS}"):
             before.unlink()
-    lines = [json.dumps(jsonable(record.to_json())) for record in records]
+    lines = [json.dumps(record.to_json()) for record in records]
     write_file(reference / RESULTS, "".join(f"{line}\n" for line in lines), option="")
     columns: dict[str, list[CaseRecord]] = {}
     for file in sorted(module.glob(f"*/traces/*/{RESULTS}")):
@@ -49,14 +49,8 @@ def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -
 
 def _read(file: Path) -> Iterator[CaseRecord]:
     try:
-        yield from [CaseRecord.of_json(parse_json(line)) for line in read_file(file).splitlines()]
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # being written by a different process, or damaged
+        yield from [make_case_record(parse_json(line)) for line in read_file(file).splitlines()]
+    except (OSError, ValueError, UsageError):  # being written by a different process, or damaged
         return
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
 from hil.controller.storage.origin import typed_command
@@ -39,7 +39,7 @@ def run_trace(
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Replay the calls of a trace, storing results as they arrive. The resulting trace is stored too.
 
     Args:
@@ -83,7 +83,7 @@ def run_trace(
             most_loaded=MOST_LOADED,
             after=replay.after,
         )
-    if record["folder"]:
+    if record.folder:
         made = Trace(trace.module_name, choice.name, trace.name, trace.source, replay.ran_by, replay.made)
         made.reference, made.error, made.command = place, replay.error, typed
         made.save(run.folder / OF_RUN)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.records.record import verdict_record
+from hil.controller.pipeline.records.record import record_verdict
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_file
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
@@ -86,7 +86,7 @@ class TraceComparison:
                 "method": one.method,
                 "outcome": one.outcome.value,
                 "reason": one.reason,
-                "verdict": None if one.verdict is None else verdict_record(one.verdict),
+                "verdict": None if one.verdict is None else record_verdict(one.verdict).to_json(),
             }
             for one in self.calls
         ]

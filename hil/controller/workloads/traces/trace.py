@@ -307,7 +307,7 @@ class Trace:
             ]
             reference = self.reference and os.path.relpath(self.reference.absolute(), folder.absolute())
             known: dict[str, Any] = {"calls": len(self.calls), "initial": initial, "reference": reference}
-            known |= {"origin": self.origin or origin_of(), "created": self.created or time.time()}
+            known |= {"origin": self.origin or origin_of().to_json(), "created": self.created or time.time()}
             document = {"schema": SCHEMA, **vars(self), **known}
             (folder / FILE).write_text(json.dumps(document, indent=2) + "\n")
             (folder / LOG).write_text(f"{self}\n")

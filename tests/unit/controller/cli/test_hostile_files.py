@@ -10,16 +10,13 @@ from pathlib import Path
 
 import click
 import pytest
+from support.run_records import run_case, run_record
 
 from hil.controller.cli.main import cli
 from hil.errors import HilError
 
 LONG = "x" * 300
 TENSOR = {"name": "y", "dtype": "float32", "shape": [1]}
-RECORD = {
-    **{"schema": 1, "id": "r", "created": 1.0, "request": {}, "board": {"name": "sim"}},
-    **{"outcome": "PASS", "exit_code": 0, "finished": True},
-}
 
 
 def refuse(words: Sequence[object]) -> str:
@@ -89,11 +86,14 @@ def test_commands_reject_oversized_names(folder, words):
 @pytest.mark.parametrize("name", ["a\0b", LONG, "\ud800", "../" * 50 + "etc/passwd", "", 5, None, ["a"], {"a": 1}])
 def test_compare_rejects_record_with_invalid_file_name(folder, name):
     (folder / "r").mkdir()
-    entries = [{**TENSOR, "file": name}]
-    case = {"name": "c", "outcome": "PASS", "outputs": entries, "references": entries, "reason": "", "error": None}
-    (folder / "r" / "run.json").write_text(json.dumps({**RECORD, "cases": [case]}))
-    assert refuse(("compare", "./r", "./r"))
-    assert "is damaged" in refuse(("runs", "show", "./r"))
+    record = run_record(run_case()).to_json()
+    (case,) = record["cases"]
+    case["outputs"] = [{**TENSOR, "file": name}]
+    (folder / "r" / "run.json").write_text(json.dumps(record))
+    assert "r/run.json" in refuse(("compare", "./r", "./r"))
+    del case["timings"]
+    (folder / "r" / "run.json").write_text(json.dumps(record))
+    assert "is not a run record" in refuse(("runs", "show", "./r"))
 
 
 @pytest.mark.parametrize("name", ["a\0b", LONG])

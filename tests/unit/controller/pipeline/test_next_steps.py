@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.run_records import run_case
 
+from hil.controller.pipeline.records.case_fields import case_fields
 from hil.controller.pipeline.records.next_steps import hint_for_case
-from hil.controller.workloads.suites.store import told_by
 from hil.core.repetition import Answer, Repetition
 
-RECORD = json.loads((Path(__file__).parents[4] / "tests/support/web_records.json").read_text())["run"]["cases"][0]
-BLIND = {"outcome": "BLIND", "outputs": [{"name": "a b", "passed": False}, {"name": "y", "passed": True}]}
+SPEC = {"digest": f"blake3:{'0' * 64}", "function": "", "inputs": None, "outputs": None}
+BESIDE = {"against": "ort", "reason": ""}
+ERROR = {"kind": "RunFailed", "hint": "give --input", "board": "", "detail": ""}
+BLIND = {"outcome": "BLIND", **BESIDE, "outputs": [{"name": "a b", "passed": False}, {"name": "y", "passed": True}]}
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}
 OFF = {"name": "y", "passed": False, "dtype": "float32", "tolerance": TOLERANCE, "max_abs": 0.02, "rmse": 0.01}
 ROUNDED = {**OFF, "sqnr_db": 56.1, "mismatch_share": 1.0}
@@ -22,20 +23,20 @@ HINT = "declare it with --arithmetic"
 
 
 def case(**more: object) -> dict[str, Any]:
-    empty = {"error": None, "verdicts": [], "repetition": None, "provenance": {}, "model": {"format": "onnx"}}
-    return {**RECORD, **empty, **more}
+    empty = {"error": None, "verdicts": [], "repetition": None, "provenance": {}, "model": {"format": "onnx", **SPEC}}
+    return {**empty, **more}
 
 
 def failed(**more: object) -> dict[str, Any]:
-    return case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [{**ROUNDED, **more}]}])
+    return case(outcome="FAIL", verdicts=[{"outcome": "FAIL", **BESIDE, "outputs": [{**ROUNDED, **more}]}])
 
 
 @pytest.mark.parametrize(
     ("ended", "hint"),
     [
-        (case(outcome="PASS", verdicts=[{"outcome": "PASS", "outputs": []}, BLIND]), ""),
-        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": []}, BLIND]), ""),
-        (case(outcome="RUN_ERROR", error={"hint": "give --input"}), "give --input"),
+        (case(outcome="PASS", verdicts=[{"outcome": "PASS", **BESIDE, "outputs": []}, BLIND]), ""),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", **BESIDE, "outputs": []}, BLIND]), ""),
+        (case(outcome="RUN_ERROR", error=ERROR), "give --input"),
         (case(outcome="BLIND", verdicts=[BLIND]), "--allow-blind='a b' passes without a judgement"),
         (case(outcome="UNSTABLE", verdicts=[BLIND], repetition=UNSTABLE), "first difference in iteration 61"),
         (case(outcome="UNSTABLE", verdicts=[BLIND]), ""),
@@ -45,14 +46,15 @@ def failed(**more: object) -> dict[str, Any]:
         (failed(mismatch_share=0.1), ""),
         (failed(mismatch_share=None), ""),
         (failed(tolerance={"rtol": 1e-3, "atol": 1e-3}), ""),
-        (failed(criteria=[{"criterion": "kl<=1"}]), ""),
+        (failed(criteria=[{"criterion": "kl<=1", "value": 2.0, "bound": 1.0, "passed": False, "reason": ""}]), ""),
         ({**failed(), "provenance": {"arithmetic": "float16"}}, ""),
-        ({**failed(), "model": {"format": "tflite"}}, ""),
+        ({**failed(), "model": {"format": "tflite", **SPEC}}, ""),
         ({**failed(), "random": ["y"]}, ""),
     ],
 )
 def test_hint_follows_outcome_of_case(ended, hint):
-    found = hint_for_case(ended)
+    record = run_case(**ended)
+    found = hint_for_case(record)
     assert hint in found
     assert bool(found) == bool(hint)
-    assert told_by({**RECORD, **ended})["hint"] == found
+    assert case_fields(record)["hint"] == found

@@ -18,7 +18,6 @@ from hil.controller.pipeline.records.record import Recorder, cached_stages
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import Run, RunStore
 from hil.core.results import Artifact, Outcome, RunResult
-from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
 
 NAN = {"y": np.array([np.nan, 1.0], np.float32)}
@@ -87,7 +86,7 @@ def test_recorder_record_equals_final_file(run, cases):
     before = written(run)
     record = recorder.finish()
     assert written(run) == {**before, "exit_code": 0, "outcome": "PASS", "finished": True}
-    assert jsonable(record["cases"]) == before["cases"]
+    assert record.to_json()["cases"] == before["cases"]
     assert "nan" in json.dumps(before["cases"])
 
 
@@ -96,7 +95,7 @@ def test_recorder_outcome_ignores_skipped_case(run, cases, skipped):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     for number, case in enumerate(cases):
         recorder.end(replace(ran(case), outcome=Outcome.SKIP) if number == skipped else ran(case))
-    assert recorder.finish()["outcome"] == "PASS"
+    assert recorder.finish().outcome is Outcome.PASS
 
 
 def test_recorder_preserves_order_of_resumed_cases(run, cases):
@@ -104,7 +103,7 @@ def test_recorder_preserves_order_of_resumed_cases(run, cases):
     first = Recorder(run, ["a", "b", "c"], cases)
     first.end(cases[1])
     again = RunStore(run.folder.parent).open(run.id)
-    again.record["cases"] = again.record["cases"][1:2]
+    again.record.cases = again.record.cases[1:2]
     fresh = [Case(name, Path(f"{name}.onnx"), Options(), Path()) for name in ("a", "c")]
     recorder = Recorder(again, ["a", "b", "c"], fresh)
     recorder.write()

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from support.run_records import run_case
 
 from hil.compare.verdict import compare
-from hil.controller.pipeline.records.record import device_statistics, print_case, print_verdict, verdict_record
+from hil.controller.pipeline.records.print_case import print_case, print_verdict
+from hil.controller.pipeline.records.record import device_times, record_verdict
+from hil.controller.records.base import make_record
+from hil.controller.records.outputs import StoredVerdict
 from hil.core.repetition import Answer, Repetition
-from hil.core.results import NOISE_DTYPE, RunResult
-from hil.core.text import jsonable
+from hil.core.results import NOISE_DTYPE, RunResult, Timings
 
 
 def shown(names, actual, reference, width=80):
@@ -22,7 +25,7 @@ def shown(names, actual, reference, width=80):
         RunResult("board", dict.fromkeys(names, actual)), RunResult("oracle", dict.fromkeys(names, reference))
     )
     console = Console(file=io.StringIO(), width=width)
-    print_verdict(console, verdict_record(verdict))
+    print_verdict(console, record_verdict(verdict))
     return console.file.getvalue()
 
 
@@ -60,7 +63,7 @@ def test_report_limits_differing_outputs_to_20():
 def test_report_shows_missing_outputs():
     verdict = compare(RunResult("board", {}), RunResult("oracle", {"y": np.zeros(1)}))
     console = Console(file=io.StringIO(), width=80)
-    print_verdict(console, verdict_record(verdict))
+    print_verdict(console, record_verdict(verdict))
     assert "the reference has 1" in console.file.getvalue()
 
 
@@ -79,7 +82,7 @@ def test_header_names_noise_in_tolerance():
     for rtol, text in ((None, "rtol 1.3e-06, atol 0.0"), (1e-5, "rtol 1e-05, atol 0.0")):
         verdict = compare(RunResult("b", {"y": actual}), RunResult("r", {"y": reference}, noise=noise), rtol=rtol)
         console = Console(file=io.StringIO(), width=120)
-        print_verdict(console, verdict_record(verdict))
+        print_verdict(console, record_verdict(verdict))
         line = console.file.getvalue().splitlines()[0]
         assert text in line and line.endswith(" with rounding noise")
     assert "noise" not in shown(["y"], reference, reference)
@@ -95,12 +98,19 @@ def test_report_warns_about_empty_comparison():
 def test_stored_record_shows_infinity():
     same = np.array([1.0, np.nan], np.float32)
     verdict = compare(RunResult("board", {"y": same}), RunResult("oracle", {"y": same}))
-    stored = json.loads(json.dumps(jsonable(verdict_record(verdict)), allow_nan=False))
+    stored = make_record(json.loads(json.dumps(record_verdict(verdict).to_json(), allow_nan=False)), StoredVerdict)
     console = Console(file=io.StringIO(), width=100)
     print_verdict(console, stored)
     assert "inf" in console.file.getvalue().splitlines()[-1].split()
 
 
+TIMINGS = dict.fromkeys(vars(Timings())) | {
+    "import_s": 0.0043,
+    "compile_s": 0.0031,
+    "refer_s": 0.5,
+    "run_s": 0.00477,
+    "fetch_s": 5e-5,
+}
 CASE = {
     "name": "net",
     "outcome": "PASS",
@@ -109,35 +119,38 @@ CASE = {
     "error": None,
     "verdicts": [],
     "references": [],
-    "artifact": {"runtime": "iree", "notes": {}},
+    "artifact": {**run_case().artifact.to_json(), "runtime": "iree", "notes": {}},
     "provenance": {"board": "b", "runtime_version": "3.13.0"},
+    "repetition": None,
     "device": {"iterations": 0},
-    "timings": {"import_s": 0.0043, "compile_s": 0.0031, "refer_s": 0.5, "run_s": 0.00477, "fetch_s": 5e-5},
+    "timings": dict.fromkeys(vars(Timings()))
+    | {"import_s": 0.0043, "compile_s": 0.0031, "refer_s": 0.5, "run_s": 0.00477, "fetch_s": 5e-5},
     "cached": ["compile", "refer"],
+    "profiles": [],
 }
 
 
 def screen(width=80, **more):
     console = Console(file=io.StringIO(), width=width)
-    print_case(console, {**CASE, **more})
+    print_case(console, run_case(**{**CASE, **more}))
     return console.file.getvalue()
 
 
 def timed(*durations, cold):
     ends = np.cumsum(durations).tolist()
     stamps = tuple(zip([0, *ends], ends, strict=False))
-    return device_statistics(RunResult("b", {}, stamps, cold=cold))
+    return device_times(RunResult("b", {}, stamps, cold=cold)).to_json()
 
 
 def test_failed_case_with_passing_verdict_shows_reason():
     """The values agree, but not their element types, as iree-run-module compares."""
     same = RunResult("board", {"y": np.ones(2, np.int64)})
     why = "output y: the values agree, but iree-run-module reports a type mismatch"
-    verdicts = [verdict_record(compare(same, same))]
+    verdicts = [record_verdict(compare(same, same)).to_json()]
     assert f"\n  {why}\n" in screen(outcome="FAIL", reason=why, verdicts=verdicts)
-    blind = verdict_record(
+    blind = record_verdict(
         compare(RunResult("board", {"y": np.full(2, np.nan)}), RunResult("o", {"y": np.full(2, np.nan)}))
-    )
+    ).to_json()
     text = " ".join(screen(outcome="BLIND", reason=blind["reason"], verdicts=[blind]).split())
     assert text.count("no number was compared") == 1, "what its verdict says is said once"
     assert "hint try other inputs" in text and "--allow-blind=y passes" in text
@@ -146,7 +159,7 @@ def test_failed_case_with_passing_verdict_shows_reason():
 def test_unstable_case_shows_next_step():
     same = RunResult("board", {"y": np.ones(2)})
     repetition = Repetition((Answer(60, 0), Answer(4, 60)), differing=("y", "z z")).record()
-    verdicts = [verdict_record(compare(same, same))]
+    verdicts = [record_verdict(compare(same, same)).to_json()]
     text = " ".join(screen(outcome="UNSTABLE", reason="", verdicts=verdicts, repetition=repetition).split())
     assert "note the tables show the first answer" in text
     assert "hint first difference in iteration 61; use --repeat 5 --fresh-load" in text

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hil.controller.cli.main import cli
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.settings.repeat import run_command
+from hil.controller.records.outputs import Origin
 from hil.controller.storage.origin import coming_from, origin_of, origin_of_request, origin_text
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.matrix.job import Matrix
@@ -18,6 +19,7 @@ from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.traces.trace import Trace
+from hil.core.results import Outcome
 
 
 def git(folder: Path, *words: str) -> str:
@@ -43,23 +45,23 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_origin_includes_branch_commit_and_labels(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_LABELS", "nightly, ,b")
     commit = git(tree, "rev-parse", "HEAD")
-    wanted = {"labels": ["b", "a", "nightly"], "branch": "spare/ä", "commit": commit}
+    wanted = Origin(labels=["b", "a", "nightly"], branch="spare/ä", commit=commit)
     assert origin_of(["b", " a ", "", "b"]) == wanted
-    assert RunStore(tree / "runs").create("x", {"labels": ["b", "a"]}).record["origin"] == wanted
+    assert RunStore(tree / "runs").create("x", {"labels": ["b", "a"]}).record.origin == wanted
     assert origin_of_request({"settings": {"labels": ["b", "a"]}}) == wanted
     assert origin_text(wanted) == f"b, a, nightly, spare/ä {commit[:9]}"
 
 
 def test_origin_reads_ci_branch_for_detached_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tree, "checkout", "-q", "--detach")
-    assert origin_of()["branch"] == ""
+    assert origin_of().branch == ""
     for name in ("CI_COMMIT_BRANCH", "GITHUB_REF_NAME", "GITHUB_HEAD_REF"):
         monkeypatch.setenv(name, name.lower())
-        assert origin_of()["branch"] == name.lower()
+        assert origin_of().branch == name.lower()
 
 
 def test_origin_stays_empty_without_git_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = {"labels": [], "branch": "", "commit": ""}
+    nothing = Origin(labels=[], branch="", commit="")
     empty = tree / "empty"
     empty.mkdir()
     git(empty, "init", "-q")
@@ -70,25 +72,24 @@ def test_origin_stays_empty_without_git_commit(tree: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tree)
     monkeypatch.setenv("PATH", str(empty))
     assert origin_of() == nothing
-    assert origin_text(nothing) == origin_text(None) == origin_text(["x"]) == ""
+    assert origin_text(nothing) == origin_text(None) == ""
 
 
 def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_LABELS", "host")
-    with coming_from({"labels": ["a", 3, ["x"]], "branch": "main", "commit": None}):
-        assert origin_of(["b"]) == {"labels": ["a"], "branch": "main", "commit": ""}
-    with coming_from({}):
-        assert origin_of(["b"]) == {"labels": [], "branch": "", "commit": ""}
+    submitter = Origin(labels=["a"], branch="main", commit="")
+    with coming_from(submitter):
+        assert origin_of(["b"]) == submitter
 
 
 def test_all_records_include_origin(tree: Path) -> None:
-    wanted = origin_of(["a"])
+    wanted = origin_of(["a"]).to_json()
     request = SuiteRequest("@models", settings=Settings(labels=("a",)))
     assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
     targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
-    assert Trace.load(folder).origin == origin_of()
+    assert Trace.load(folder).origin == origin_of().to_json()
     # A trace that is saved again keeps its origin.
     git(tree, "checkout", "-q", "--orphan", "other")
     assert Trace.load(Trace.load(folder).save(tree / "u")).origin["branch"] == "spare/ä"
@@ -102,7 +103,7 @@ def test_labels_leave_commands_unchanged(tree: Path) -> None:
 
 def test_runs_list_and_show_print_origin(tree: Path) -> None:
     run = RunStore(tree / "runs").create("m", {"labels": ["nightly"]})
-    run.record |= {"outcome": "PASS", "finished": True, "exit_code": 0}
+    run.record = run.record.replace(outcome=Outcome.PASS, finished=True, exit_code=0)
     run.save()
     commit = git(tree, "rev-parse", "HEAD")[:9]
     for words in (["list"], ["show", "latest"]):

@@ -5,15 +5,18 @@ import math
 
 import numpy as np
 import pytest
+from support.run_records import run_case
 
-from hil.controller.storage.runs import RunStore, safe_name
+from hil.controller.storage.runs import RunStore, safe_name, store_tensors
+from hil.core.results import Outcome
 from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 
 
 def finished(store: RunStore, title: str, created: float):
     run = store.create(title, {})
-    run.record.update(created=created, outcome="PASS", exit_code=0, finished=True, cases=[{"name": title}])
+    ended = {"outcome": Outcome.PASS, "exit_code": 0, "finished": True}
+    run.record = run.record.replace(created=created, cases=[run_case(name=title)], **ended)
     run.save()
     return run
 
@@ -22,7 +25,7 @@ def test_store_opens_run_by_id_prefix_latest_or_directory(tmp_path):
     store = RunStore(tmp_path)
     run = store.create("model", {"seed": 1})
     for name in (run.id, run.id[:20], "latest", str(run.folder)):
-        assert store.open(name).record["request"] == {"seed": 1}
+        assert store.open(name).record.request == {"seed": 1}
     with pytest.raises(UsageError, match="not found in"):
         store.open("nonesuch")
 
@@ -65,7 +68,7 @@ def test_store_index_follows_files(tmp_path):
     store = RunStore(tmp_path)
     first, second = finished(store, "first", 1.0), finished(store, "second", 2.0)
     assert [row["models"] for row in store.summaries()] == ["first", "second"]
-    second.record["outcome"] = "FAIL"
+    second.record.outcome = Outcome.FAIL
     second.save()
     assert store.summaries()[1]["outcome"] == "FAIL"
     (first.folder / "run.json").unlink()
@@ -77,7 +80,7 @@ def test_store_index_follows_files(tmp_path):
 def test_gc_spares_newest_and_unfinished_runs(tmp_path):
     store = RunStore(tmp_path)
     runs = [finished(store, f"run{number}", float(number)) for number in range(4)]
-    runs[0].record["finished"] = False
+    runs[0].record.finished = False
     runs[0].save()
     assert store.gc(keep=1) == [runs[1].id, runs[2].id]
     assert [row["id"] for row in store.summaries()] == [runs[0].id, runs[3].id]
@@ -86,12 +89,12 @@ def test_gc_spares_newest_and_unfinished_runs(tmp_path):
 def test_run_restores_saved_tensors(tmp_path):
     run = RunStore(tmp_path).create("m", {})
     tensors = {"x/y": np.arange(3, dtype=np.float32), "": np.array(["a", "b"], dtype=object)}
-    entries = json.loads(json.dumps(run.save_tensors("m", "outputs", tensors)))
+    entries = store_tensors(run.folder, "m", "outputs", tensors)
     back = run.load_tensors(entries)
     assert list(back) == list(tensors)
     for name, array in tensors.items():
         assert (back[name] == array).all()
-    assert all((run.folder / entry["file"]).resolve().is_relative_to(run.folder.resolve()) for entry in entries)
+    assert all((run.folder / entry.file).resolve().is_relative_to(run.folder.resolve()) for entry in entries)
 
 
 def test_store_reports_unwritable_directory(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.records.outputs import StoredTensor
 from hil.controller.storage.runs import RunStore, check_seal, seal
 from hil.errors import UsageError
 
@@ -76,7 +77,7 @@ def test_store_ignores_foreign_index(made, tmp_path):
     (tmp_path / "victim").mkdir()
     store = RunStore(tmp_path / "runs")
     run = store.create("a", {})
-    run.record.update(finished=True)
+    run.record.finished = True
     run.save()
     with sqlite3.connect(tmp_path / "runs" / "index-2.sqlite") as database:
         database.executescript(made)
@@ -98,7 +99,7 @@ def test_store_replaces_symlinked_index_without_writing_target(tmp_path):
 
 def test_gc_ignores_symlinked_run(tmp_path):
     elsewhere = RunStore(tmp_path / "elsewhere").create("a", {})
-    elsewhere.record.update(finished=True)
+    elsewhere.record.finished = True
     elsewhere.save()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / elsewhere.id).symlink_to(elsewhere.folder)
@@ -121,8 +122,7 @@ def test_gc_ignores_symlinked_run(tmp_path):
 def test_store_skips_record_with_invalid_fields(change, tmp_path):
     store = RunStore(tmp_path / "runs")
     run = store.create("a", {})
-    run.record.update(change)
-    run.save()
+    (run.folder / "run.json").write_text(json.dumps({**run.record.to_json(), **change}))
     assert store.summaries() == []
 
 
@@ -131,4 +131,4 @@ def test_load_tensors_rejects_file_outside_run(name, tmp_path):
     run = RunStore(tmp_path).create("a", {})
     (run.folder / "link.npy").symlink_to("/etc/passwd")
     with pytest.raises(UsageError, match="not a file of the run"):
-        run.load_tensors([{"name": "x", "dtype": "float32", "file": name}])
+        run.load_tensors([StoredTensor(name="x", dtype="float32", shape=[], file=name)])

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.run_records import run_case
 
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.run import RunBoard
 from hil.controller.storage.runs import RunStore
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.readers import RECORDS, read_lines, read_session
@@ -40,8 +42,10 @@ def read(folder: Path, record: str) -> tuple[SessionEntry, list[CaseEntry]]:
 def test_run_reader_returns_origin_and_command(tmp_path: Path) -> None:
     job = Job((Path("a b.onnx"),), "pi", seed=3, dims={"N": 2}, input_range=(-1.0, 0.5), labels=("x",), recompute=True)
     run = RunStore(tmp_path).create("a", jsonable(vars(job)))
-    run.record["board"] = {"name": "pi", "hw_type": "rpi", "info": {"runtimes": [{"name": "iree", "version": "3"}]}}
-    run.record["cases"] = [PASSED]
+    info = {"runtimes": [{"name": "iree", "version": "3"}]}
+    run.record.board = RunBoard(name="pi", hw_type="rpi", info=info)
+    program = {**run_case().to_json()["artifact"], **PASSED["artifact"]}
+    run.record.cases = [run_case(artifact=program, provenance=None)]
     run.save()
     session, (case,) = read(run.folder, "run.json")
     assert session.labels == ("x",) and not session.finished

@@ -32,6 +32,7 @@ from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
+from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation import isolated as isolated_module
 from hil.controller.storage.run_context import RunContext
@@ -56,9 +57,9 @@ from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
+from hil.core.digest import digest_of
 from hil.core.files import digest_file
-from hil.core.results import Artifact, Model, RunResult
-from hil.core.text import jsonable
+from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.errors import (
     EXIT_BOARD,
     EXIT_INTERRUPTED,
@@ -111,12 +112,12 @@ class Quiet:
 
 def import_model(path: Path, *, function: str = "", **_: Any) -> Model:
     """Return a model with one input and one output, named after its file."""
-    return Model(path.stem, "onnx", path, {path.name: path}, f"blake3:{path.stem}", function, (X,), (Y,))
+    return Model(path.stem, "onnx", path, {path.name: path}, digest_of(path.stem.encode()), function, (X,), (Y,))
 
 
 def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
     """Return a program named after its model."""
-    digests = {"p": f"blake3:{model.name}"}
+    digests = {"p": digest_of(model.name.encode())}
     return Artifact(runtime, "p", {}, digests, model.name, "none", inputs=(X,), outputs=(Y,))
 
 
@@ -171,7 +172,7 @@ def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:
 
 def by_run(place: Path, **how: Any) -> dict[str, str]:
     job = Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs", **how)
-    record = run_job(job, screen=Quiet())
+    record = run_job(job, screen=Quiet()).to_json()
     return {case["name"]: case["outcome"] for case in record["cases"]}
 
 
@@ -193,7 +194,7 @@ def three_methods(place: Path) -> Path:
 
 def by_bundle(place: Path, **how: Any) -> dict[str, str]:
     job = Job(models=(three_methods(place),), board=A, out=place / "runs", **how)
-    record = run_bundle(job, (), None, screen=Quiet())
+    record = run_bundle(job, (), None, screen=Quiet()).to_json()
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
 
@@ -272,7 +273,7 @@ def three_calls(place: Path) -> Path:
 
 def by_trace_run(place: Path, **how: Any) -> dict[str, str]:
     job = Job(models=(three_calls(place),), board=A, out=place / "runs", **how)
-    record = run_trace(job, screen=Quiet())
+    record = run_trace(job, screen=Quiet()).to_json()
     return {case["name"].rpartition("_")[2]: case["outcome"] for case in record["cases"]}
 
 
@@ -470,7 +471,7 @@ def test_resumed_run_does_not_repeat_finished_cases(fake_boards: FakeBoards, tmp
         by_run(tmp_path)
     (stored,) = (one.name for one in (tmp_path / "runs").iterdir() if (one / "run.json").exists())
     record = run_job(Job(out=tmp_path / "runs"), resume=stored, screen=Quiet())
-    assert [case["outcome"] for case in record["cases"]] == ["PASS"] * 3
+    assert [case.outcome for case in record.cases] == [Outcome.PASS] * 3
     assert [fake_boards.did.count(f"run {name}") for name in "abc"] == [1, 2, 1]
 
 
@@ -497,7 +498,7 @@ def test_unconfirmed_failure_stays_failure_with_profiles(
 
     def write_profiles(case: Any, folders: dict[str, Path], **_: Any) -> Iterator[Any]:
         written.append((case.name, case.outcome.value))
-        yield [{"kind": kind, "folder": str(folder), "notes": []} for kind, folder in folders.items()]
+        yield [ProfileDirectory(kind=kind, folder=str(folder), notes=[]) for kind, folder in folders.items()]
 
     runs: list[str] = []
     written: list[tuple[str, str]] = []
@@ -651,8 +652,8 @@ def matrix_of_farm(place: Path) -> MatrixReport:
     rows = {}
     for board in (A, B):
         job = Job(models=models(place / "models"), board=board, runtime="onnxruntime", out=place / "runs")
-        record = run_job(job, screen=Quiet())
-        ended = JobResult(int(record["exit_code"]), str(record["outcome"]), record=jsonable(record)).to_json()
+        record = run_job(job, screen=Quiet()).to_json()
+        ended = JobResult(record["exit_code"], record["outcome"], record=record).to_json()
         rows[board] = [{"name": "1", "state": JobState.DONE.value, "spec": spec, **ended}]
     farm = SimpleNamespace(ask=lambda verb, name, specs: rows[name])
     _, report = fetch_targets(farm, {target.name: target.options["board"] for target in BOTH}, None)
@@ -703,7 +704,7 @@ def test_unreachable_target_does_not_stop_others(fake_boards: FakeBoards, kind: 
 def test_trace_matrix_compares_with_run_named_by_id(fake_boards: FakeBoards, tmp_path: Path) -> None:
     job = Job(models=(three_calls(tmp_path),), out=tmp_path / "runs")
     first = run_trace(replace(job, board=A), screen=Quiet())
-    report = trace_matrix(job, BOTH, Path(first["id"]), screen=Quiet())[1]
+    report = trace_matrix(job, BOTH, Path(first.id), screen=Quiet())[1]
     assert marked(report) == {key: ["PASS", "PASS"] for key in "abc"}
 
 

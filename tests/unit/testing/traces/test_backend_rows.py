@@ -12,7 +12,7 @@ TESTS = """
 from types import SimpleNamespace
 
 from hil.core.results import Outcome
-from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.records.suite import CaseRecord
 from hil.testing.pytest_plugin.backend_rows import add_rows
 
 

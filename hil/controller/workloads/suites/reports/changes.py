@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.compare.stats import worst_of
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.workloads.suites.store import CaseRecord
 
 # Smaller differences are noise. Device times must also exceed the variation within a run. Of 314 cases with 20
 # iterations, run twice on a busy machine, 41 medians differed by more than the ratio. Only 3 of them also exceeded the
@@ -38,7 +38,9 @@ class Numbers:
     @classmethod
     def of(cls, record: CaseRecord) -> Numbers:
         """Return the numbers of a suite's case."""
-        worst = worst_of({key: parse_number(one.get(key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs)
+        worst = worst_of(
+            {key: parse_number(getattr(one, key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs
+        )
         return cls(
             record.device_p50_ns,
             record.device_p90_ns,
@@ -47,9 +49,7 @@ class Numbers:
             worst["max_abs"],
             worst["sqnr_db"],
             {
-                str(one.get("name")): cls(
-                    max_abs=parse_number(one.get("max_abs")), sqnr_db=parse_number(one.get("sqnr_db"))
-                )
+                one.name: cls(max_abs=parse_number(one.max_abs), sqnr_db=parse_number(one.sqnr_db))
                 for one in record.outputs
             },
         )

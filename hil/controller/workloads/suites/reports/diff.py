@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing, kind_of
 from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import line, plain, seconds, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, timed_text
-from hil.controller.workloads.suites.store import CaseRecord
 
 
 def junit_xml(run: SuiteResults) -> str:
@@ -84,7 +84,7 @@ def _add_case(suite: ElementTree.Element, record: CaseRecord, target: str, links
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
         problem.text = _format_problem(record)
-    out = [f"board: {record.board}" if record.board else "", _format_device_time(record), *evidence_lines(vars(record))]
+    out = [f"board: {record.board}" if record.board else "", _format_device_time(record), *evidence_lines(record)]
     for one in record.attempts:
         tried = f"other attempt ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
@@ -110,7 +110,7 @@ def _format_skip_reason(record: CaseRecord) -> str:
 
 def _format_problem(record: CaseRecord) -> str:
     where = f"stage {record.stage}" + (f", board {record.board}" if record.board else "")
-    differing = [f"{one.get('name')}: {one.get('reason')}" for one in record.outputs if not one.get("passed")]
+    differing = [f"{one.name}: {one.reason}" for one in record.outputs if not one.passed]
     parts = (
         f"{record.outcome} ({where})" + (f", {record.confirmed}" if record.confirmed else ""),
         record.message,

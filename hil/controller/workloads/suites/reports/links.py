@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hil.compare.verdict import compare_output
 from hil.controller.analysis.profile.store import TRACE
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.paths import exists, is_folder
 from hil.controller.storage.runs import COMPILE_FAILURE
 from hil.controller.workloads.suites.reports.results import SuiteResults
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.files import within
 from hil.core.npy import load_npy
 from hil.errors import HilError

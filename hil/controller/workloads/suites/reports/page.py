@@ -6,13 +6,15 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from string import Template
 from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.records.evidence import criterion_text, evidence
+from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import plain, shortened
 from hil.controller.workloads.suites.reports.links import links_of
@@ -27,7 +29,6 @@ from hil.controller.workloads.suites.reports.results import (
     worst,
 )
 from hil.controller.workloads.suites.reports.tables import CaseColumn, columns_of
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 
@@ -136,7 +137,7 @@ def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[CaseCol
         "lowering": lowering_text(record),
         "ended": record.ended if record.ended != record.outcome else "",
         "plainAgainst": record.plain_against,
-        "evidence": evidence(vars(record)),
+        "evidence": evidence(record),
         "detail": shortened(record.detail),
         "p50": record.device_p50_ns,
         "bytes": record.artifact_bytes,
@@ -144,7 +145,8 @@ def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[CaseCol
         "timings": {key.removesuffix("_s"): value for key, value in record.timings.items() if value is not None},
         "outputs": [_build_output(one) for one in record.outputs],
         "otherReferences": [
-            {**one, "outputs": [_build_output(output) for output in one["outputs"]]} for one in record.other_references
+            {**one.to_json(), "outputs": [_build_output(output) for output in one.outputs]}
+            for one in record.other_references
         ],
         "plainOutputs": [_build_output(one) for one in record.plain_outputs],
         "links": list(links_of(run, record)),
@@ -155,9 +157,9 @@ def _build_case(run: SuiteResults, record: CaseRecord, columns: Sequence[CaseCol
     return {key: value for key, value in found.items() if value not in (None, "", (), [], {})}
 
 
-def _build_output(output: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: output[name] for name in _SHOWN if output.get(name) is not None}
-    criteria = [criterion_text(criterion) for criterion in output.get("criteria") or ()]
+def _build_output(output: StoredComparison) -> dict[str, Any]:
+    shown = {name: value for name in _SHOWN if (value := getattr(output, name)) is not None}
+    criteria = list(map(criterion_text, output.criteria))
     return shown | ({"criteria": criteria} if criteria else {})
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.records.evidence import unanswered_text
+from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.storage.screen.texts import counted, seconds
 from hil.controller.workloads.suites.reports.changes import parse_number
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
 
@@ -133,7 +135,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
         first = elsewhere[0]
         yield f"{counted(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
     passing = [record for record in records if record.outcome == Outcome.PASS.value]
-    if unjudged := [one.id for one in passing if any(output.get("blind") for output in one.outputs)]:
+    if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed"
         yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
     for why, count in _count_words(record.agentless for record in records if record.agentless).items():
@@ -149,24 +151,20 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
         if decider:
             yield f"{counted(count, 'case')} decided by {decider}"
     silent = [one for record in records for one in record.unanswered]
-    for reference, count in _count_words(str(one.get("reference")) for one in silent).items():
-        first = next(one for one in silent if one.get("reference") == reference)
+    for reference, count in _count_words(one.reference for one in silent).items():
+        first = next(one for one in silent if one.reference == reference)
         yield f"no answer in {counted(count, 'case')} from {unanswered_text(first)}"
     if random := [record.id for record in records if record.random]:
         draw = "draws" if len(random) == 1 else "draw"
         yield f"{counted(len(random), 'case')} {draw} random numbers: {random[0]}"
 
 
-def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
+def worst(outputs: Sequence[StoredComparison]) -> int | None:
     """Return the index of the worst output by failure, mismatches, then SQNR. None without outputs."""
 
     def badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
-        passed, share, sqnr = (
-            output.get("passed"),
-            parse_number(output.get("mismatch_share")),
-            parse_number(output.get("sqnr_db")),
-        )
+        passed, share, sqnr = output.passed, parse_number(output.mismatch_share), parse_number(output.sqnr_db)
         if share is None:
             share = 0.0 if passed else 1.0  # shapes differ, so all elements count
         return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
@@ -174,10 +172,10 @@ def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
     return max(range(len(outputs)), key=badness, default=None)
 
 
-def worst_output(outputs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the worst output, or an empty mapping without outputs."""
+def worst_output(outputs: Sequence[StoredComparison]) -> StoredComparison | None:
+    """Return the worst output; None without outputs."""
     index = worst(outputs)
-    return {} if index is None else outputs[index]
+    return None if index is None else outputs[index]
 
 
 def host_seconds(record: CaseRecord) -> float:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import kind_of
 from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, load_run, slowest, timed_text
-from hil.controller.workloads.suites.store import CaseRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,7 +146,7 @@ def _build_row(record: CaseRecord) -> list[str]:
 
 
 def _format_evidence(record: CaseRecord) -> str:
-    return line("; ".join(evidence_lines(vars(record))), 2000)
+    return line("; ".join(evidence_lines(record)), 2000)
 
 
 def _format_links(run: SuiteResults, record: CaseRecord) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.records.evidence import criterion_text, evidence_lines, reference_text, unanswered_text
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Timings
 
 _OUTPUT = (
@@ -39,7 +39,7 @@ def _make_field_columns(*names: str) -> list[CaseColumn]:
 
 
 def _make_worst_column(name: str, statistic: str) -> CaseColumn:
-    return CaseColumn(name, lambda record: worst_output(record.outputs).get(statistic))
+    return CaseColumn(name, lambda record: getattr(worst_output(record.outputs), statistic, None))
 
 
 def _make_note_column(name: str) -> CaseColumn:
@@ -55,7 +55,10 @@ def _make_timing_column(name: str) -> CaseColumn:
 
 
 def _make_output_column(index: int, statistic: str) -> CaseColumn:
-    return CaseColumn(f"output_{index}_{statistic}", lambda record: [*record.outputs, {}, {}][index].get(statistic))
+    def value(record: CaseRecord) -> Any:
+        return getattr(record.outputs[index], statistic) if index < len(record.outputs) else None
+
+    return CaseColumn(f"output_{index}_{statistic}", value)
 
 
 COLUMNS: tuple[CaseColumn, ...] = (
@@ -73,11 +76,11 @@ COLUMNS: tuple[CaseColumn, ...] = (
     _make_worst_column("worst_output", "name"),
     *(_make_worst_column(one.key, one.key) for one in STATISTICS if one.report),
     _make_worst_column("mismatches", "mismatches"),
-    CaseColumn("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
+    CaseColumn("plain_sqnr_db", lambda record: getattr(worst_output(record.plain_outputs), "sqnr_db", None)),
     *_make_field_columns("disagreement", "confirmed", "decided_by"),
-    CaseColumn("reference", lambda record: reference_text(vars(record))),
+    CaseColumn("reference", lambda record: reference_text(record.against, record.relation)),
     CaseColumn("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
-    CaseColumn("evidence", lambda record: "; ".join(evidence_lines(vars(record)))),
+    CaseColumn("evidence", lambda record: "; ".join(evidence_lines(record))),
     CaseColumn("attempts", lambda record: len(record.attempts)),
     *_make_field_columns("message"),
 )
@@ -120,12 +123,12 @@ def outputs_csv(run: SuiteResults) -> str:
     for record in run.records:
         for beside, against, outputs in (
             ("own", record.against, record.outputs),
-            *(("other", other["against"], other["outputs"]) for other in record.other_references),
+            *(("other", other.against, other.outputs) for other in record.other_references),
             ("plain", record.plain_against, record.plain_outputs),
         ):
             for output in outputs:
-                known = {**output, **(output.get("tolerance") or {})}
-                known["criteria"] = "; ".join(map(criterion_text, output.get("criteria") or ()))
+                known = {**output.to_json(), **(output.tolerance.to_json() if output.tolerance else {})}
+                known["criteria"] = "; ".join(map(criterion_text, output.criteria))
                 known |= {"id": record.id, "beside": beside, "against": against}
                 rows.append([known.get(name) for name in _OUTPUT])
     return csv_text(_OUTPUT, rows)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from support.run_records import run_case, run_record
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm.host.job_attempt import check_health
@@ -21,6 +22,9 @@ def attempt(runtime: str, host: Path, folder: Path, isolated: Isolated) -> Any:
     return SimpleNamespace(runtime=runtime, board=board, site=site, folder=folder, print=print, isolated=isolated)
 
 
+FAILED = run_case(outcome="FAIL", reason="3 differ")
+
+
 @pytest.mark.parametrize("runtime", ["tflite", "vendor"])
 def test_health_check_passes_without_test_program(runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(board_needs, "check_needs", lambda *args: True)
@@ -35,8 +39,8 @@ def test_health_check_passes_without_test_program(runtime, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("record", "code", "reason"),
     [
-        ({"exit_code": 0, "cases": [{"outcome": "PASS", "reason": ""}]}, 0, ""),
-        ({"exit_code": 1, "cases": [{"outcome": "FAIL", "reason": "3 differ"}]}, 1, "small test model: FAIL: 3 differ"),
+        (run_record(run_case(), exit_code=0), 0, ""),
+        (run_record(FAILED, exit_code=1), 1, "small test model: FAIL: 3 differ"),
     ],
 )
 def test_health_check_reports_result_of_small_model(record, code, reason, tmp_path, monkeypatch):

@@ -14,13 +14,16 @@ import jsonschema
 import numpy as np
 import pytest
 from rich.console import Console
+from support.run_records import run_record
 from support.suite_runs import case, comparison, suite_run
 
 from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.record import case_record
+from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.run import make_run
+from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import Run
 from hil.controller.workloads.matrix import files
 from hil.controller.workloads.matrix.job import Matrix
@@ -37,10 +40,10 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
+from hil.core.digest import digest_of
 from hil.core.results import Artifact, Outcome, RunResult, Timings
-from hil.core.text import jsonable
 from hil.errors import BoardUnreachable, UsageError
 
 UNREACHED = {"outcome": "BOARD_UNREACHABLE", "message": "no answer from it", "hint": "", "exit_code": 4}
@@ -103,18 +106,20 @@ def test_stored_model_run_matches_suite_record(tmp_path: Path):
     )
     ended = Case(
         *("net", tmp_path / "net.onnx", Options(), tmp_path),
-        artifact=Artifact("iree", "net", {}, {"net": "blake3:0"}, "main", "iree 3", cached=True, notes={"text": "it"}),
+        artifact=Artifact(
+            "iree", "net", {}, {"net": digest_of(b"")}, "main", "iree 3", cached=True, notes={"text": "it"}
+        ),
         timings=Timings(compile_s=0.5),
         result=replace(mine, provenance={"elsewhere": "1 of 2 nodes", "placement": [{"device": "cpu"}]}),
         verdicts=(compare(mine, theirs), compare(mine, third)),
         disagreement="b and c disagree on y",
         outcome=Outcome.PASS,
     )
-    stored = {"id": "r", "created": 0.0, "exit_code": 0, "board": {"name": "sim"}, "cases": [case_record(ended, {})]}
-    (record,) = results_of_run(Run(tmp_path, json.loads(json.dumps(jsonable(stored))))).records
+    stored = run_record(record_case(ended, {}), board={"name": "sim", "hw_type": "", "info": {}})
+    (record,) = results_of_run(Run(tmp_path, make_run(json.loads(json.dumps(stored.to_json()))))).records
     spec, task = CaseSpec("net", "net", lambda folder: pytest.fail("it has ended")), Task(ended, board="sim")
     suites = record_of(spec, task, "", Flow("", "iree"), SuiteRequest(""), SuiteRun(tmp_path / "suite", {}))
-    assert replace(suites, program="", repeat="", folder="net", started=0.0) == record
+    assert suites.replace(program="", repeat="", folder="net", started=0.0) == record
     assert (record.disagreement, len(record.other_references)) == ("b and c disagree on y", 1)
     assert (record.cached, record.elsewhere, record.notes) == (True, "1 of 2 nodes", {"text": "it"})
     disputed = MatrixReport("nets", [TargetResults("sim", replace(nothing_of(tmp_path), records=(record,)))])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.expected import TABLES, Expectations, message_of
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
 

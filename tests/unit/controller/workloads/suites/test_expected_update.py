@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hil.compare.verdict import compare
+from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.expected import TABLES, Expectation, Expectations, parse
 from hil.controller.workloads.suites.expected_update import alike, update, updated
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, RunResult
 from hil.errors import UsageError
 

@@ -15,10 +15,11 @@ from hil.compare.verdict import compare
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Outcome, RunResult
 from hil.errors import CompileFailed

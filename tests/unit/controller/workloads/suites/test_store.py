@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from hil.controller.workloads.suites.store import HEAD, LINES, CaseRecord, SuiteRun
+from hil.controller.records.suite import CaseRecord, make_case_record
+from hil.controller.workloads.suites.store import HEAD, LINES, SuiteRun
 from hil.errors import UsageError
 
 
 def record(name: str, **more) -> CaseRecord:
-    return CaseRecord(name, "m", "s", "iree", "iree", "PASS", "PASS", **more)
+    known = {"model": "m", "suite": "s", "flow": "iree", "runtime": "iree", "outcome": "PASS", "ended": "PASS"}
+    return make_case_record({"id": name, **known, **more})
 
 
 @pytest.fixture
@@ -24,22 +26,27 @@ def run(tmp_path) -> SuiteRun:
 
 def test_records_round_trip_in_suite_order(run):
     records = [
-        record("c", outputs=({"name": "y", "sqnr_db": float("inf"), "max_abs": 0.0},), timings={"run_s": 0.5}),
-        record("a", attempts=({"why": "confirm", "board": "x", "outcome": "FAIL", "message": "m"},)),
+        record(
+            "c",
+            outputs=[{"name": "y", "passed": True, "sqnr_db": float("inf"), "max_abs": 0.0}],
+            timings={"run_s": 0.5},
+        ),
+        record("a", attempts=[{"why": "confirm", "board": "x", "outcome": "FAIL", "message": "m"}]),
     ]
     for one in records:
         run.append(one)
     again = SuiteRun.open(run.folder).records()
     assert [one.id for one in again] == ["a", "c"]
     assert again[0] == records[1]
-    assert again[1].outputs == ({"name": "y", "sqnr_db": "inf", "max_abs": 0.0},)
+    (output,) = again[1].outputs
+    assert (output.name, output.sqnr_db, output.max_abs) == ("y", "inf", 0.0)
 
 
 def test_record_of_earlier_version_is_read():
-    record = CaseRecord("a", "a", "s", "f", "iree", "PASS", "PASS", directories={"ir": "../ir/a"})
-    stored = vars(record) | {"left": record.directories}
+    new = record("a", directories={"ir": "../ir/a"})
+    stored = new.to_json() | {"left": new.directories}
     del stored["directories"]
-    assert CaseRecord.of_json(stored) == record
+    assert make_case_record(stored) == new
 
 
 def test_store_ignores_partial_line(run):
@@ -96,14 +103,15 @@ def test_full_disk_raises_error_without_partial_record(run, tmp_path):
     script = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from hil.controller.workloads.suites.store import CaseRecord\n"
+        "from hil.controller.records.suite import CaseRecord\n"
         "from hil.controller.workloads.suites.store import SuiteRun\n"
         "from hil.errors import StorageError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         "run = SuiteRun.open(Path(sys.argv[1]))\n"
         "try:\n"
-        "    run.append(CaseRecord('a', 'm', 's', 'iree', 'iree', 'FAIL', 'FAIL', message='x' * 4000))\n"
+        "    names = dict.fromkeys(('model', 'suite', 'flow', 'runtime', 'outcome', 'ended'), 'x' * 800)\n"
+        "    run.append(CaseRecord(id='a', **names))\n"
         "except StorageError:\n"
         "    print('said')\n"
     )

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.suite_runs import case
 
-from hil.controller.workloads.suites.store import CaseRecord
 from hil.controller.workloads.traces.report import RESULTS, write_report
 
 
 def compared(module: Path, trace: str, reference: str = "tf_ref", **backends: str) -> None:
     """Write the report after a trace was compared: backend -> outcome."""
     records = [
-        CaseRecord(f"Net/{trace}", "Net", "traces", name, "iree", outcome, outcome, folder=f"{name}/traces/{trace}")
+        case(f"Net/{trace}", outcome, model="Net", suite="traces", flow=name, folder=f"{name}/traces/{trace}")
         for name, outcome in backends.items()
     ]
     place = module / reference / "traces" / trace

@@ -88,7 +88,7 @@ def outcomes(record: Mapping[str, Any]) -> list[str]:
 
 def again(stored: Path, against: Path | None = None, **settings: Any) -> dict[str, Any]:
     job = Job(models=(stored / "iree_x" / "traces" / "three",), out=stored.parent / "runs", **settings)
-    return run_trace(job, against, screen=Quiet(), choice=fake_choice())
+    return run_trace(job, against, screen=Quiet(), choice=fake_choice()).to_json()
 
 
 def test_call_receives_state_of_earlier_calls(stored):

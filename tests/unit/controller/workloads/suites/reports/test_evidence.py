@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.run_records import run_case
 from support.suite_runs import case, comparison, suite_run
 from support.web import asking
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.evidence import evidence, evidence_of_case
+from hil.controller.pipeline.records.evidence import evidence_of_case
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.reports.junit import junit_xml
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.reports.summary import summary_markdown
 from hil.controller.workloads.suites.reports.tables import cases_csv
-from hil.controller.workloads.suites.store import CaseRecord
+from hil.core.repetition import Answer, Repetition
 from hil.testing.pytest_plugin import failure_text
 
-CRITERION = {"criterion": "top1>=0.99", "value": 1.0, "passed": True, "reason": ""}
-OTHER = {"against": "tflite 2", "relation": "self-check", "outcome": "FAIL", "outputs": ()}
+CRITERION = {"criterion": "top1>=0.99", "value": 1.0, "bound": 0.99, "passed": True, "reason": ""}
+CONTROL = {"arithmetic": "float16", "source": "sim", "factor": 4.0, "rmse": 0.1, "max_abs": 0.2, "jumping": 0}
+OTHER = {"against": "tflite 2", "relation": "self-check", "outcome": "FAIL", "outputs": []}
 SILENT = {"reference": "iree-llvm-cpu", "outcome": "REFERENCE_ERROR", "reason": "index 9 of 4", "detail": ""}
 # Record values -> text in every report.
 FACTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -39,7 +42,7 @@ FACTS: dict[str, tuple[dict[str, Any], str]] = {
     "criterion": ({"outputs": (comparison(criteria=[CRITERION]),)}, "criterion: y: top1>=0.99: 1, met"),
     "note": ({"outputs": (comparison(notes=["all zero"]),)}, "note: y: all zero"),
     "arithmetic": (
-        {"outputs": (comparison(control={"arithmetic": "float16", "source": "sim"}),)},
+        {"outputs": (comparison(control=CONTROL),)},
         "arithmetic: y: float16, sim",
     ),
 }
@@ -99,23 +102,12 @@ def test_report_contains_every_fact(report: str, tmp_path: Path) -> None:
 
 
 def test_run_record_contains_same_facts() -> None:
-    verdict = {"against": "ort 1", "relation": "self-check", "outcome": "FAIL", "outputs": []}
-    document = {"verdicts": [verdict, OTHER], "unanswered": [SILENT], "repetition": {"text": "2 answers in 9 runs"}}
-    assert evidence_of_case(document) == [
+    verdict = {"against": "ort 1", "relation": "self-check", "outcome": "FAIL", "reason": "", "outputs": []}
+    repetition = Repetition((Answer(5, 0), Answer(4, 5)), differing=("y",)).record()
+    record = run_case(verdicts=[verdict, {**OTHER, "reason": ""}], unanswered=[SILENT], repetition=repetition)
+    assert evidence_of_case(record) == [
         ("compared with", "ort 1 (self-check)"),
         ("compared with", "tflite 2 (self-check): FAIL"),
         ("failed reference", "iree-llvm-cpu: index 9 of 4"),
-        ("answers", "2 answers in 9 runs"),
+        ("answers", repetition["text"]),
     ]
-
-
-@pytest.mark.parametrize("value", [None, 3, "x", [3], {"a": 1}, [{"name": 3}]])
-def test_evidence_ignores_damaged_values(value: Any) -> None:
-    names = ("decided_by", "relation", "unanswered", "other_references", "random", "outputs", "answers", "against")
-    note = ("note", "y: flushed")
-    for name in names:
-        if name != "outputs":
-            assert evidence({"outputs": [{"name": "y", "notes": ["flushed"]}], name: value})[-1] == note
-        for found in (evidence({name: value}), evidence_of_case({"verdicts": value, name: value, "repetition": value})):
-            assert all(type(title) is type(text) is str for title, text in found)
-            assert not found or value == "x" or (name, value) == ("unanswered", [{"name": 3}])

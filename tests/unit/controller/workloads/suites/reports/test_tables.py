@@ -8,6 +8,8 @@ import io
 import pytest
 from support.suite_runs import case, comparison, suite_run
 
+from hil.controller.records.base import make_record
+from hil.controller.records.outputs import StoredComparison
 from hil.controller.workloads.suites.reports.results import load_run, worst
 from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
 
@@ -120,4 +122,4 @@ def test_csv_preserves_negative_and_infinite_numbers(tmp_path):
     ],
 )
 def test_worst_prefers_failed_then_lowest_sqnr(outputs, place):
-    assert worst(outputs) == place
+    assert worst([make_record(one, StoredComparison) for one in outputs]) == place

@@ -1,0 +1,54 @@
+"""Convert a case of run.json to the fields of a suite's case record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET
+
+from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.records.outputs import StoredVerdict
+from hil.controller.records.run import DeviceTimes, RunCase
+from hil.controller.records.suite import OtherReference
+
+
+def case_fields(case: RunCase) -> dict[str, Any]:
+    """Return fields of :class:`hil.controller.records.suite.CaseRecord` for a case.
+
+    The caller adds the fields on the case's location, the suite and the command that repeats it.
+    """
+    artifact, provenance, repetition = case.artifact, case.provenance, case.repetition
+    device = case.device or DeviceTimes(iterations=0)
+    # Programs that are models or bundled in cases are not compiled.
+    compiled = artifact and artifact.compiler != "none" and case.timings.compile_s is not None
+    return {
+        "stage": case.stage,
+        "message": case.reason,
+        "hint": hint_for_case(case),
+        "detail": case.error.detail if case.error else "",
+        "timings": case.timings.to_json(),
+        "device_p50_ns": device.p50_ns,
+        "device_p90_ns": device.p90_ns,
+        "iterations": device.iterations,
+        "cold": device.iterations == 1 and device.cold_ns is not None,
+        "answers": repetition.text if repetition and repetition.iterations > 1 else "",
+        "agentless": provenance.command.why if provenance and provenance.command else "",
+        "artifact_bytes": artifact and artifact.bytes,
+        "cached": artifact.cached if artifact and compiled else None,
+        "notes": artifact.notes if artifact else {},
+        "placement": provenance.placement if provenance and provenance.placement is not UNSET else None,
+        "elsewhere": (provenance and provenance.elsewhere) or "",
+        **(_describe_verdict(case.verdicts[0]) if case.verdicts else {}),
+        "decided_by": case.decided_by,
+        "unanswered": case.unanswered,
+        "other_references": [
+            OtherReference(**_describe_verdict(one), outcome=one.outcome.value) for one in case.verdicts[1:]
+        ],
+        "disagreement": case.disagreement,
+        "random": case.random,
+    }
+
+
+def _describe_verdict(verdict: StoredVerdict) -> Mapping[str, Any]:
+    return {"against": verdict.against, "relation": verdict.relation.value, "outputs": verdict.outputs}

@@ -1,0 +1,73 @@
+"""Base class for stored documents, and conversion from and to JSON values.
+
+A field without a default is in every document. A field with a default is absent from documents of earlier versions. A
+field with the default UNSET is absent where it does not apply.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hil.core.bounded_json import read_json
+from hil.core.files import MAX_FILE_BYTES
+from hil.core.text import jsonable
+from hil.errors import UsageError
+
+R = TypeVar("R", bound="Record")
+
+
+class Record(msgspec.Struct):
+    """A JSON object with typed fields. Decoding ignores unknown fields, which newer versions may write."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        values: dict[str, Any] = jsonable(msgspec.to_builtins(self, enc_hook=lambda value: value.item()))
+        return values
+
+    def replace(self: R, **values: Any) -> R:
+        """Return a copy with changed fields."""
+        return msgspec.structs.replace(self, **values)
+
+
+def note(text: str, **bounds: Any) -> Meta:
+    """Describe a field in the JSON schema, with bounds as in :class:`msgspec.Meta`."""
+    return Meta(description=text, **bounds)
+
+
+Number = Annotated[
+    float | Literal["inf", "-inf", "nan"] | None, note("a number; infinity and NaN are strings, which JSON lacks")
+]
+Count = Annotated[int, Meta(ge=0)]
+
+
+def make_record(values: Any, kind: type[R]) -> R:
+    """Convert parsed JSON, or values that :func:`hil.core.text.jsonable` converts to JSON, to a record.
+
+    Raises:
+        UsageError: a field is missing or has a wrong type. The message names the field.
+    """
+    try:
+        return msgspec.convert(jsonable(values), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(f"invalid record: {error}") from error
+
+
+def read_record(path: Path, kind: type[R], most_bytes: int = MAX_FILE_BYTES) -> R:
+    """Read a record's file.
+
+    Args:
+        most_bytes: Maximum size of the file.
+
+    Raises:
+        UsageError: the file is unreadable, is not JSON, or is not a record of this kind.
+    """
+    try:
+        return make_record(read_json(path, most_bytes), kind)
+    except UsageError as error:
+        raise UsageError(f"cannot read {path}: {error.message}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error

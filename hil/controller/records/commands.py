@@ -1,0 +1,27 @@
+"""Documents that commands print with --json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from hil.controller.records.base import Record, note
+
+
+class ErrorDetails(Record, kw_only=True):
+    """Error of a command."""
+
+    kind: Annotated[str, note("a class of hil/errors.py, or Interrupted")]
+    message: str
+    outcome: Annotated[str, note("outcome that the error causes, or empty")]
+    hint: Annotated[str, note("suggested next step")]
+    stage: str
+    board: str
+    detail: str
+
+
+class ErrorDocument(Record, kw_only=True):
+    """Output of a command that failed."""
+
+    schema: Literal[1]
+    error: ErrorDetails
+    exit_code: int

@@ -1,0 +1,295 @@
+"""Records of a run: run.json of `hil run`, `hil bundle run`, `hil trace run` and `hil bench`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from hil.controller.records.base import Count, Record, make_record, note
+from hil.controller.records.outputs import (
+    DType,
+    FailedReference,
+    Origin,
+    Placement,
+    ProfileDirectory,
+    RelationName,
+    StoredTensor,
+    StoredVerdict,
+)
+from hil.core.results import Outcome, Relation
+
+Digest = Annotated[str, Meta(pattern="^(blake3|sha256):[0-9a-f]{64}$")]
+CachedStage = Literal["import", "compile", "refer"]
+Seconds = Annotated[float, Meta(ge=0)] | None
+
+
+class StoredSpec(Record, kw_only=True):
+    """Name, dtype and shape of a model's input or output."""
+
+    name: str
+    dtype: DType
+    shape: Annotated[list[Count | str | None], note("sizes and symbols; null for an unknown size")]
+
+
+class CaseError(Record, kw_only=True):
+    """Error of a case."""
+
+    kind: Annotated[str, note("a class of hil/errors.py")]
+    hint: str
+    board: str
+    detail: Annotated[str, note("output of the tool or agent that failed")]
+
+
+class StoredModel(Record, kw_only=True):
+    """The model of a case."""
+
+    format: str
+    digest: Digest
+    function: str
+    inputs: list[StoredSpec] | None
+    outputs: list[StoredSpec] | None
+
+
+class StoredArtifact(Record, kw_only=True):
+    """The program of a case."""
+
+    runtime: str
+    compiler: str
+    flags: list[str]
+    function: str
+    digests: dict[str, Digest]
+    bytes: Count
+    cached: bool
+    notes: Annotated[
+        dict[str, Any],
+        note(
+            "notes from the compiler: `text`; with ExecuTorch also `delegation`, `lower_s`, `program_bytes` and "
+            "`quantise_s`"
+        ),
+    ]
+
+
+class StageTimes(Record, kw_only=True):
+    """Time of each stage in seconds, on the host's clock; null if the stage did not run."""
+
+    import_s: Seconds
+    compile_s: Seconds
+    push_s: Seconds
+    load_s: Seconds
+    warmup_s: Seconds
+    run_s: Seconds
+    fetch_s: Seconds
+    refer_s: Seconds
+    compare_s: Seconds
+
+
+class DeviceTimes(Record, kw_only=True):
+    """Device time of the iterations. The statistics are null without iterations."""
+
+    iterations: Count
+    cold_ns: Annotated[
+        int | None,
+        note("first iteration after the load, if it was the first; excluded from statistics unless it is the only one"),
+    ] = None
+    p50_ns: float | None = None
+    p90_ns: float | None = None
+    min_ns: float | None = None
+    mean_ns: float | None = None
+    stdev_ns: float | None = None
+    samples_ns: Annotated[list[int], Meta(max_length=10_000)] = []
+
+
+class StoredAnswer(Record, kw_only=True):
+    """Outputs that several iterations returned."""
+
+    iterations: Annotated[int, Meta(ge=1)]
+    share: Annotated[float, Meta(gt=0, le=1)]
+    first: Annotated[Count, note("first iteration with these outputs")]
+    verdict: Annotated[StoredVerdict | UnsetType, note("verdict of differing outputs, from the first reference")] = (
+        UNSET
+    )
+
+
+class StoredRepetition(Record, kw_only=True):
+    """Iterations compared on the board, including warm-up and profiled iterations."""
+
+    iterations: Annotated[int, Meta(ge=1)]
+    distinct: Annotated[int, note("different answers; a lower bound if `others` is not 0", ge=1)]
+    sampled: Annotated[bool, note("outputs above 1 MiB are compared in blocks")]
+    others: Annotated[Count, note("iterations with answers that were not distinguished")]
+    differing: Annotated[list[str], note("names of outputs that differ")]
+    answers: Annotated[list[StoredAnswer], note("different answers, in order of first appearance")]
+    worst: Annotated[Count | None, note("index of the answer furthest from the reference")] = None
+    text: str
+
+
+class StoredCompilations(Record, kw_only=True):
+    """Programs of --recompile."""
+
+    count: Annotated[int, Meta(ge=2)]
+    programs: Annotated[int, note("number of different programs", ge=1)]
+    digests: Annotated[list[dict[str, str]], note("files of each program that differs from the first")]
+    text: str
+
+
+class StoredClock(Record, kw_only=True):
+    """The board's clock, relative to the host's."""
+
+    offset_ns: float
+    drift: float
+    error_ns: float
+
+
+class StoredCommand(Record, kw_only=True):
+    """Command that ran the program on a board without an agent."""
+
+    line: str
+    wall_s: Annotated[list[float], note("host time per command, without whole seconds of waiting for other runs")]
+    why: Annotated[str, note("reason why the board has no agent")]
+    not_measured: list[str]
+
+
+class StoredProvenance(Record, kw_only=True):
+    """Board, runtime and conditions of the measurement."""
+
+    board: str = ""
+    board_id: str = ""
+    machine: dict[str, Any] = {}
+    readings: list[dict[str, Any]] = []
+    simulated: list[str] = []
+    agent_version: str = ""
+    runtime: str = ""
+    runtime_version: str = ""
+    device: str = ""
+    notes: Annotated[list[str], note("events on the board, such as throttling or a clock change")] = []
+    finished_at: Annotated[float, note("seconds since the epoch")] = 0.0
+    arithmetic: Annotated[str | UnsetType, note("declared arithmetic; absent for float32")] = UNSET
+    placement: Annotated[Placement | UnsetType, note("absent if the runtime does not report it")] = UNSET
+    elsewhere: Annotated[str | UnsetType, note("parts that ran on a device that was not requested")] = UNSET
+    clock: StoredClock | UnsetType = UNSET
+    command: StoredCommand | UnsetType = UNSET
+    host_key: Annotated[str | UnsetType, note("with SSH: fingerprint of the host key, SHA256:...")] = UNSET
+
+
+class StoredReference(Record, kw_only=True):
+    """Outputs of a reference."""
+
+    source: str
+    relation: RelationName = Relation.INDEPENDENT
+    provenance: Annotated[dict[str, Any], note("`reference`, `version`, `cached`, or files of `expected` outputs")]
+    outputs: list[StoredTensor]
+
+
+class RunCase(Record, kw_only=True):
+    """Case of a run."""
+
+    name: str
+    path: str
+    outcome: Annotated[Outcome | None, note("null if the case has not ended")]
+    stage: Annotated[str, note("last stage that started")]
+    reason: Annotated[str, note("reason in one line; empty for a pass")]
+    error: CaseError | None
+    model: StoredModel | None
+    artifact: StoredArtifact | None
+    timings: StageTimes
+    cached: Annotated[list[CachedStage], note("stages whose result was cached")] = []
+    pushed_bytes: Count = 0
+    device: DeviceTimes | None
+    repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
+    compilations: StoredCompilations | None = None
+    peak_memory_bytes: Count | None = None
+    provenance: Annotated[StoredProvenance | None, note("null if nothing ran")]
+    inputs: list[StoredTensor]
+    outputs: list[StoredTensor]
+    references: list[StoredReference]
+    unanswered: Annotated[list[FailedReference], note("references that gave no result")] = []
+    verdicts: list[StoredVerdict]
+    decided_by: Annotated[str, note("reference that a pass is based on, with its relation; otherwise empty")] = ""
+    disagreement: Annotated[str, note("disagreement between references, or empty")] = ""
+    random: Annotated[list[str], note("nodes with random numbers that outputs depend on")] = []
+    worker_log: list[str]
+    profiles: list[ProfileDirectory] = []
+
+
+class RunBoard(Record, kw_only=True):
+    """Board of a run."""
+
+    name: str
+    hw_type: str
+    info: Annotated[
+        dict[str, Any], note("message DescribeReply of protos/hil/v1/agent.proto, with 64-bit numbers as strings")
+    ]
+
+
+class SmallestFailing(Record, kw_only=True):
+    """Smallest sizes at which a model fails."""
+
+    model: str
+    dims: dict[str, Count]
+    case: str
+    outcome: Outcome
+
+
+class NamedCase(Record, kw_only=True):
+    """Name of a case."""
+
+    name: str
+
+
+class NamedBoard(Record, kw_only=True):
+    """Name of a board."""
+
+    name: Annotated[str, note("absent in earlier versions if the board is unknown")] = ""
+
+
+class RunHead(Record, kw_only=True):
+    """Fields that run.json and matrix.json have in common, for lists of runs."""
+
+    created: float
+    origin: Origin | None = None
+    board: NamedBoard | None
+    cases: list[NamedCase]
+    outcome: str | None
+    exit_code: int | None
+    finished: bool
+
+
+class RunRecord(Record, kw_only=True):
+    """Record of a run."""
+
+    schema: Literal[1]
+    id: str
+    created: Annotated[float, note("seconds since the epoch")]
+    origin: Origin | None = None
+    request: Annotated[dict[str, Any], note("options of the command, for --resume")]
+    command: Annotated[str | UnsetType, note("command that repeats the run, if the request does not define it")] = UNSET
+    board: RunBoard | None
+    smallest_failing: Annotated[
+        list[SmallestFailing] | UnsetType, note("with a range of sizes: smallest failing sizes per model")
+    ] = UNSET
+    cases: list[RunCase]
+    outcome: Annotated[Outcome | None, note("outcome of the worst case; null if not finished")]
+    exit_code: int | None
+    finished: bool
+    folder: Annotated[str | UnsetType, note("directory of the run, or empty; printed, not stored in run.json")] = UNSET
+
+
+def make_run(values: Any) -> RunRecord:
+    """Convert run.json to a record. Raises UsageError.
+
+    Before version 0.1, an unknown board and the provenance of a case that did not run were empty objects.
+    """
+    if isinstance(values, dict) and isinstance(values.get("cases"), list):
+        cases = [_upgrade_case(one) for one in values["cases"]]
+        values = {**values, "board": values.get("board") or None, "cases": cases}
+    return make_record(values, RunRecord)
+
+
+def make_run_case(values: Any) -> RunCase:
+    """Convert a case of run.json to a record. Raises UsageError."""
+    return make_record(_upgrade_case(values), RunCase)
+
+
+def _upgrade_case(values: Any) -> Any:
+    return {**values, "provenance": values.get("provenance") or None} if isinstance(values, dict) else values

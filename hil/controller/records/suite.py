@@ -1,0 +1,86 @@
+"""Records of a suite run: a line of results.jsonl for each finished case."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from hil.controller.records.base import Count, Record, make_record, note
+from hil.controller.records.outputs import FailedReference, Placement, StoredComparison
+
+
+class OtherReference(Record, kw_only=True):
+    """Result of a reference after the first."""
+
+    against: str
+    relation: str = ""
+    outcome: str = ""
+    outputs: list[StoredComparison] = []
+
+
+class CaseRecord(Record, kw_only=True):
+    """Record of a finished case."""
+
+    id: str
+    model: str
+    suite: str
+    flow: str
+    runtime: str
+    outcome: Annotated[str, note("outcome, with expected failures applied")]
+    ended: Annotated[str, note("outcome without expected failures")]
+    layer: Annotated[str, note("empty for the whole model")] = ""
+    op: str = ""
+    params: dict[str, str] = {}
+    board: Annotated[str, note("board that ran the case, or empty")] = ""
+    hw_type: str = ""
+    stage: str = ""
+    message: Annotated[str, note("reason in one line; empty for a pass")] = ""
+    hint: Annotated[str, note("suggested next step")] = ""
+    detail: Annotated[str, note("error output of the tool")] = ""
+    timings: Annotated[dict[str, float | None], note("seconds per stage, on the host's clock")] = {}
+    device_p50_ns: Annotated[float | None, note("median device time of an iteration")] = None
+    device_p90_ns: Annotated[float | None, note("90th percentile of the device time")] = None
+    iterations: Annotated[Count, note("timed iterations")] = 0
+    cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
+    answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
+    agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""
+    artifact_bytes: Annotated[Count | None, note("size of the program's files")] = None
+    program: Annotated[str, note("digest of the program's main file; equal for programs compiled together")] = ""
+    cached: Annotated[bool | None, note("null if nothing was compiled")] = None
+    notes: Annotated[dict[str, Any], note("notes from the compiler, such as a program's delegation")] = {}
+    placement: Placement = None
+    elsewhere: Annotated[str, note("parts that ran on a device that was not requested, or empty")] = ""
+    outputs: Annotated[list[StoredComparison], note("comparison of each output with the flow's reference")] = []
+    against: Annotated[str, note("name of that reference")] = ""
+    relation: Annotated[str, note("components that it shares with the program; empty without a reference")] = ""
+    decided_by: Annotated[str, note("reference that a pass is based on, with its relation; otherwise empty")] = ""
+    unanswered: Annotated[list[FailedReference], note("references that gave no result")] = []
+    other_references: list[OtherReference] = []
+    disagreement: Annotated[str, note("disagreement between references, or empty")] = ""
+    random: Annotated[list[str], note("nodes with random numbers that outputs depend on")] = []
+    plain_outputs: Annotated[
+        list[StoredComparison], note("comparison with the model before the flow's recipe; empty without a recipe")
+    ] = []
+    plain_against: str = ""
+    expectation: Annotated[dict[str, str], note("expected failure: `outcome`, `reason`, `issue`; or empty")] = {}
+    attempts: Annotated[
+        list[dict[str, str]], note("earlier attempts and confirmation runs: `why`, `board`, `outcome`, `message`")
+    ] = []
+    confirmed: Annotated[str, note("result of confirmation runs: always wrong, flaky, one bad board; or empty")] = ""
+    repeat: Annotated[str, note("command that repeats the case")] = ""
+    diff: Annotated[str, note("command that shows the difference of the worst output, or empty")] = ""
+    folder: Annotated[str, note("directory of tensors and logs, relative to the run; or empty")] = ""
+    directories: Annotated[
+        dict[str, str], note("other directories: `ir`, `run profile`, `compile profile`; relative to the run")
+    ] = {}
+    started: Annotated[float, note("seconds since the epoch")] = 0.0
+    content: Annotated[str, note("digest of the case's definition")] = ""
+
+
+def make_case_record(values: Any) -> CaseRecord:
+    """Convert a line of results.jsonl to a record. Raises UsageError.
+
+    The key of ``directories`` was ``left`` before version 0.1.
+    """
+    if isinstance(values, dict) and "left" in values:
+        values = {"directories": values["left"], **values}
+    return make_record(values, CaseRecord)
