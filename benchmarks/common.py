@@ -218,7 +218,7 @@ def compile_mlir(source: Path) -> Path:
     """Compile with the flags of the simulated board; returns the .vmfb beside the source."""
     target = source.with_suffix(".vmfb")
     command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(source), "-o", str(target)]
-    subprocess.run([*command, *load_board("sim").compile_flags["iree"]], check=True)
+    subprocess.run([*command, *load_board("sim").config.compile_flags["iree"]], check=True)
     return target
 
 

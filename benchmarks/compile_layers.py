@@ -38,7 +38,7 @@ from hil.core.boards import load_board
 from hil.core.results import Artifact, Model
 
 TIMEOUT_S = 600.0
-TARGET = load_board("sim").compile_flags["iree"]
+TARGET = load_board("sim").config.compile_flags["iree"]
 CORES = os.cpu_count() or 1
 
 # Operator, shape of the input, shapes of the weights, attributes.

@@ -62,7 +62,7 @@ class Place:
         self.environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
         for name in ("HIL_SIMULATOR", "PYTHONDONTWRITEBYTECODE"):
             self.environment.pop(name, None)
-        self.flags = load_board("sim").compile_flags["iree"]
+        self.flags = load_board("sim").config.compile_flags["iree"]
 
     def run(self, *command: str | Path) -> float:
         """The seconds of a command that has to succeed."""

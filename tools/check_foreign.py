@@ -202,7 +202,7 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
         isolated: the processes for compilation and import.
         folder: the directory for all files.
     """
-    board = load_board(BOARD)
+    board = load_board(BOARD).config
     flags, device = board.compile_flags["iree"], board.devices["iree"]
 
     def ask(name: str, model: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, str]:

@@ -98,7 +98,7 @@ class Checker:
         known = load_flow(flow)
         if known.recipe:
             raise UsageError(f"unsupported flow {flow}: expected a flow without a recipe")
-        board = load_board(BOARD)
+        board = load_board(BOARD).config
         self._runtime = known.runtime
         self._device = board.devices[known.runtime]
         self._flags = [*board.compile_flags.get(known.runtime, ()), *known.compile_flags]

@@ -1,4 +1,4 @@
-"""Board config values, as parsed from the file's tables by :mod:`hil.core.boards`."""
+"""Board config values, as parsed from the file's tables by :mod:`hil.core.board_parser`."""
 
 from __future__ import annotations
 

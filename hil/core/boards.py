@@ -1,144 +1,72 @@
-"""Load board configs from TOML files.
+"""Find board configs, load them, and check the user's trust in them.
 
 hil searches in this order: the path itself, configs shipped with hil, ``$HIL_BOARDS``, the user's
 ``hil/boards`` config directory, and ``./board_configs``. An untrusted file from the last may only describe
 a board (:mod:`hil.core.config_files`).
-
-``[power]`` defines how to reset a board and switch its power. Each action (``reset``, ``off``, ``on``,
-``cycle``) has a hook in a form below. Hooks never use a shell::
-
-    [power]
-    reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
-    cycle = "labgrid-client -p rpi5 power cycle"                 # one line, split as labgrid splits it
-    off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP (USER:PASSWORD@ too); also method, headers, body
-    boot_s = 60                                                  # boot timeout in seconds
-
-The keys from labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) also work.
-
-``[runtime]`` defines how to run programs on a board without an agent. With ``kind = "command"``, hil uses
-SSH to run ``iree-run-module``, a vendor's fork, or any program that reads and writes files. The command is
-a list of arguments, never a shell line.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from hil.core.arithmetic import check_arithmetic
-from hil.core.board_config import (
-    ACTIONS,
-    PLACEHOLDER,
-    BoardCommand,
-    BoardConfig,
-    Command,
-    Connection,
-    Http,
-    Labgrid,
-    Power,
-    Recover,
-    RuntimeCommand,
-    Simulator,
-)
-from hil.core.config_files import asks_for, check_trust, parse_toml, user_folder
+from hil.core.board_config import BoardConfig, Command
+from hil.core.board_parser import read_config
+from hil.core.config_files import check_trust, state_of, user_folder
 from hil.core.digest import digest_of
-from hil.core.files import digest_file, read_file
-from hil.core.runtimes import RUNTIMES
+from hil.core.files import digest_file
 from hil.errors import UsageError, did_you_mean, one_of
 
-_TEXTS = "tuple[str, ...]"
-# Dataclass field type -> check for a TOML value, and the expected type for messages.
-_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (lambda value: type(value) is int, "a number"),
-    "str": (lambda value: isinstance(value, str), "text"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    _TEXTS: (
-        lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
-        "a list of strings",
-    ),
-    "Mapping[str, str]": (
-        lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
-        "a table of strings",
-    ),
-}
-_BOARD = ("name", "hw_type", "description", "runtime", "arithmetic")
-# In [devices], the default for hil's runtimes that the table does not name.
-_OTHERS = "*"
-_TABLES = {
-    "board",
-    "arithmetic",
-    "devices",
-    "compile_flags",
-    "labels",
-    "connection",
-    "runtime",
-    "power",
-    "recover",
-    "simulator",
-    "labgrid",
-}
 # Address prefixes. A board config with such a name would be ambiguous.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
-_MOST_TEXT = 1 << 20
-# Maximum for timeouts in a board config.
-_DAY_S = 86400.0
-KINDS = ("agent", "command")
-TENSORS = ("auto", "bin", "npy")
-# Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
-_SEVERAL = ("inputs", "outputs", "parameters")
-_PLACEHOLDERS = {
-    "flags": ("device", "module", "function", "folder", *_SEVERAL),
-    "input": ("value", "type", "file"),
-    "output": ("file",),
-    "parameter": ("scope", "file"),
-}
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def folders() -> Iterator[Path]:
-    """Yield the directories with board configs, in search order. hil's is first, so its names take precedence."""
-    yield own_folder()
-    if named := os.environ.get("HIL_BOARDS"):
-        yield Path(named)
-    if user := user_folder():
-        yield user / "boards"
-    yield Path("board_configs")
+@dataclass(frozen=True)
+class LoadedBoard:
+    """Board config with its origin and the user's trust in it.
 
-
-def own_folder() -> Path:
-    """Return the directory with hil's board configs: in the package, or next to it in a checkout."""
-    here = Path(__file__).resolve().parents[1]
-    inside = here / "board_configs"
-    return inside if inside.is_dir() else here.parent / "board_configs"
-
-
-def is_trusted_place(path: Path) -> bool:
-    """Return True if only the user or hil writes to the config's directory, so that it needs no trust.
-
-    A relative ``HIL_BOARDS`` is not trusted, because it depends on the working directory.
+    Attributes:
+        path: config file as found. :attr:`BoardConfig.path` is the resolved path.
+        is_foreign: True if the file may have another author than the user or hil. Such a file needs trust.
     """
-    named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
-    places = [own_folder(), *([Path(named)] if Path(named).is_absolute() else ()), *([user / "boards"] if user else ())]
-    return any(path.parent.absolute() == place.absolute() or _same(path.parent, place) for place in places)
+
+    config: BoardConfig
+    path: Path
+    is_foreign: bool
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest for trusting the config. It covers the text and the local programs that it names by path.
+
+        "" if such a program cannot be read; the config is then never trusted.
+        """
+        config = self.config
+        programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
+        for hook in (*config.power.hooks.values(), *config.recover.steps):
+            if isinstance(hook, Command) and "/" in hook.argv[0]:
+                programs.append(Path(hook.argv[0]))
+        try:
+            digests = [digest_file(path) for path in programs]
+        except (OSError, RuntimeError):  # RuntimeError: unknown user in ~user
+            return ""
+        return digest_of("\0".join([config.text, *digests]).encode())
+
+    @property
+    def is_trusted(self) -> bool:
+        """True if the config needs no trust, or the user trusts it in its current state.
+
+        Raises:
+            UsageError: the list of trusted files is damaged, or other users may write to it.
+        """
+        config = self.config
+        return not (self.is_foreign and config.asks) or state_of(config.path, self.digest) == "trusted"
 
 
-def known_boards() -> dict[str, Path]:
-    """Return all named board configs: name -> file."""
-    found: dict[str, Path] = {}
-    for folder in folders():
-        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
-            if path.stem not in _NO_NAMES:
-                found.setdefault(path.stem, path)
-    return found
-
-
-def load_board(name: str, *, typed: bool = True) -> BoardConfig:
-    """Load a board config by board name or file path.
+def load_board(name: str, *, typed: bool = True) -> LoadedBoard:
+    """Load a board config that may be used, by board name or file path.
 
     Args:
         typed: True if the user typed the name in this command. A typed path is trusted; other paths need trust
@@ -148,10 +76,29 @@ def load_board(name: str, *, typed: bool = True) -> BoardConfig:
         UsageError: the config is missing, invalid, or not trusted.
     """
     path = find_board(name)
-    config = read_board(path)
-    if not (typed and is_file(name)) and not is_trusted_place(path):
-        check_trust(config.path, trust_digest(config), config.asks, f"--board {path}")
-    return config
+    board = LoadedBoard(read_config(path), path, not (typed and is_file(name)) and not _is_trusted_place(path))
+    if board.is_foreign:
+        check_trust(board.config.path, board.digest, board.config.asks, f"--board {path}")
+    return board
+
+
+def read_board(path: Path) -> LoadedBoard:
+    """Read a config file without a trust check, for display only.
+
+    Raises:
+        UsageError: the file is missing or not a board config.
+    """
+    return LoadedBoard(read_config(path), path, not _is_trusted_place(path))
+
+
+def known_boards() -> dict[str, Path]:
+    """Return all named board configs: name -> file."""
+    found: dict[str, Path] = {}
+    for folder in _folders():
+        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
+            if path.stem not in _NO_NAMES:
+                found.setdefault(path.stem, path)
+    return found
 
 
 def is_file(name: str) -> bool:
@@ -173,35 +120,35 @@ def find_board(name: str) -> Path:
     return known[name]
 
 
-def read_board(path: Path) -> BoardConfig:
-    """Parse a config file without a trust check, for display only.
+def _folders() -> Iterator[Path]:
+    """Yield the directories with board configs, in search order. hil's is first, so its names take precedence."""
+    yield _own_folder()
+    if named := os.environ.get("HIL_BOARDS"):
+        yield Path(named)
+    if user := user_folder():
+        yield user / "boards"
+    yield Path("board_configs")
 
-    Raises:
-        UsageError: the file is missing or not a board config.
+
+def _own_folder() -> Path:
+    """Return the directory with hil's board configs: in the package, or next to it in a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    inside = here / "board_configs"
+    return inside if inside.is_dir() else here.parent / "board_configs"
+
+
+def _is_trusted_place(path: Path) -> bool:
+    """Return True if only the user or hil writes to the config's directory, so that it needs no trust.
+
+    A relative ``HIL_BOARDS`` is not trusted, because it depends on the working directory.
     """
-    try:
-        text = read_file(path, _MOST_TEXT).decode()
-    except FileNotFoundError as error:
-        raise UsageError(f"board config not found: {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    return parse_board(text, path)
-
-
-def trust_digest(config: BoardConfig) -> str:
-    """Return the digest for trusting a config. It covers the text and the local programs that it names by path.
-
-    Return "" if such a program cannot be read; the config is then never trusted.
-    """
-    programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
-    for hook in (*config.power.hooks.values(), *config.recover.steps):
-        if isinstance(hook, Command) and "/" in hook.argv[0]:
-            programs.append(Path(hook.argv[0]))
-    try:
-        digests = [digest_file(path) for path in programs]
-    except (OSError, RuntimeError):  # RuntimeError: unknown user in ~user
-        return ""
-    return digest_of("\0".join([config.text, *digests]).encode())
+    named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
+    places = [
+        _own_folder(),
+        *([Path(named)] if Path(named).is_absolute() else ()),
+        *([user / "boards"] if user else ()),
+    ]
+    return any(path.parent.absolute() == place.absolute() or _same(path.parent, place) for place in places)
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -209,207 +156,3 @@ def _same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return False
-
-
-def parse_board(text: str, path: Path) -> BoardConfig:
-    """Parse the text of a board config.
-
-    Args:
-        path: the text's file. Its stem is the default board name.
-
-    Raises:
-        UsageError: the text is not a board config.
-    """
-    data = parse_toml(text, path)
-
-    def table(name: str) -> dict[str, Any]:
-        value = data.get(name, {})
-        if not isinstance(value, dict):
-            raise UsageError(f"{path}: [{name}] must be a table")
-        return value
-
-    for name in data.keys() - _TABLES:
-        raise UsageError(f"{path}: unknown table [{name}]")
-    board = table("board")
-    for name in board.keys() - _BOARD:
-        raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=f"known keys: {', '.join(_BOARD)}")
-    board = {"name": path.stem, "hw_type": path.stem, **board}
-    devices = _typed(table("devices"), "Mapping[str, str]", f"{path}: [devices]")
-    if (own_choice := devices.get(_OTHERS)) is not None:
-        devices = {name: device for name, device in devices.items() if name != _OTHERS}
-        devices |= {name: own_choice for name in RUNTIMES if name not in devices}
-    arithmetics = _typed(table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
-    simulator = _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
-    check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
-    check_arithmetic(simulator.arithmetic if simulator else "", f"{path}: [simulator] arithmetic")
-    for runtime, name in arithmetics.items():
-        check_arithmetic(name, f"{path}: [arithmetic] {runtime}")
-    flags = {
-        compiler: _typed(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
-        for compiler, value in table("compile_flags").items()
-    }
-    connection: Connection = _make(Connection, table("connection"), f"{path}: [connection]")
-    if not 0 <= connection.fence < 1 << 63:
-        raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
-    made: BoardConfig = _make(
-        BoardConfig,
-        {
-            **board,
-            "arithmetics": arithmetics,
-            "devices": devices,
-            "compile_flags": flags,
-            "labels": table("labels"),
-            "connection": connection,
-            "command": parse_runtime(table("runtime"), path),
-            "power": (power := parse_power(table("power"), path)),
-            "recover": parse_recover(table("recover"), power, path),
-            "simulator": simulator,
-            "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
-            "path": path.resolve(),
-            "text": text,
-            "asks": tuple(asks_for(data)),
-        },
-        f"{path}: [board]",
-    )
-    return made
-
-
-def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Build a dataclass from a table, and check the type of each value."""
-    allowed = {one.name: str(one.type) for one in fields(kind)}
-    for key in values:
-        if key not in allowed:
-            raise UsageError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(allowed)}")
-    return kind(**{key: _typed(value, allowed[key], f"{where} {key}") for key, value in values.items()})
-
-
-def _typed(value: Any, kind: str, where: str) -> Any:
-    """Check a TOML value against a type. Unknown types are not checked."""
-    fits, called = _TYPES.get(kind, (lambda value: True, ""))
-    if not fits(value):
-        raise UsageError(f"{where} must be {called}")
-    texts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-    if any(isinstance(text, str) and "\0" in text for text in texts):
-        raise UsageError(f"{where} contains a NUL character")
-    return tuple(value) if kind == _TEXTS else value
-
-
-def parse_power(table: Mapping[str, Any], where: Path) -> Power:
-    """Parse the ``[power]`` table.
-
-    Args:
-        where: the config file. Relative program paths start at its directory, never at the working directory.
-
-    Raises:
-        UsageError: a key is unknown or a value is invalid.
-    """
-    hooks: dict[str, Command | Http] = {}
-    seconds: dict[str, float] = {}
-    for key, value in table.items():
-        action = key.removeprefix("cmd_")
-        if key in ("delay", "boot_s", "timeout_s"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_S:
-                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {_DAY_S:g}")
-            seconds[key] = float(value)
-        elif action in ACTIONS and action not in hooks:
-            hooks[action] = _hook(value, f"{where}: [power] {key}", where.absolute().parent)
-        elif action in ACTIONS:
-            raise UsageError(
-                f"{where}: [power] defines {action!r} twice", hint=f"remove one of {action} and cmd_{action}"
-            )
-        else:
-            takes = ", ".join((*ACTIONS, *Power.__dataclass_fields__))
-            raise UsageError(
-                f"{where}: [power]: unknown key {key!r}", hint=f"known keys: {takes.replace('hooks, ', '')}"
-            )
-    return Power(hooks, **seconds)
-
-
-def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recover:
-    """Parse the ``[recover]`` table.
-
-    Raises:
-        UsageError: a key or step is unknown, or ``[power]`` lacks an action.
-    """
-    values = {"steps": [], "timeout_s": Recover.timeout_s, **table}
-    for key in values.keys() - {"steps", "timeout_s"}:
-        raise UsageError(f"{where}: [recover]: unknown key {key!r}", hint="known keys: steps, timeout_s")
-    seconds = values["timeout_s"]
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _DAY_S:
-        raise UsageError(f"{where}: [recover] timeout_s must be a number of seconds above 0, at most {_DAY_S:g}")
-    if not isinstance(values["steps"], list):
-        raise UsageError(f"{where}: [recover] steps must be a list")
-    steps = tuple(_step(step, power, f"{where}: [recover] step {step!r}", where) for step in values["steps"])
-    return Recover(steps, float(seconds))
-
-
-def _step(step: Any, power: Power, where: str, path: Path) -> str | Command | BoardCommand:
-    if isinstance(step, str) and step in ACTIONS:
-        if not power.can(step):
-            raise UsageError(f"{where} needs [power] {step}")
-        return step
-    if isinstance(step, dict) and step.keys() == {"command"}:
-        hook = _hook(step["command"], where, path.absolute().parent)
-        if isinstance(hook, Command):
-            return hook
-    if isinstance(step, dict) and step.keys() == {"board"}:
-        return BoardCommand(_words(step["board"], where))
-    takes = f'one of {", ".join(ACTIONS)}, {{ command = ["program"] }} or {{ board = ["program"] }}'
-    raise UsageError(f"{where} is unknown", hint=takes)
-
-
-def _hook(value: Any, where: str, folder: Path) -> Command | Http:
-    if isinstance(value, dict):
-        if not str(value.get("url", "")).startswith(("http://", "https://")):
-            raise UsageError(f"{where}: url must begin with http:// or https://")
-        made: Http = _make(Http, value, f"{where}:")
-        return made
-    argv = _words(value, where)
-    program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
-    return Command((program, *argv[1:]))
-
-
-def _words(value: Any, where: str) -> tuple[str, ...]:
-    """Parse a command from a list of strings or a single line."""
-    try:
-        argv = shlex.split(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise UsageError(f"{where}: cannot split into words: {error}") from error
-    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-        raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
-    found: tuple[str, ...] = _typed(argv, _TEXTS, where)
-    return found
-
-
-def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
-    """Parse the ``[runtime]`` table. Raises UsageError for an unknown key, value or placeholder."""
-    where = f"{path}: [runtime]"
-    runtime: RuntimeCommand = _make(RuntimeCommand, values, where)
-    for name in runtime.environment:
-        if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"{where}: invalid environment variable name {name!r}")
-    for key, known in _PLACEHOLDERS.items():
-        texts = getattr(runtime, key)
-        for text in texts if isinstance(texts, tuple) else [texts]:
-            _check_placeholders(where, key, known, text)
-    for key, allowed in (("kind", KINDS), ("tensors", TENSORS)):
-        if getattr(runtime, key) not in allowed:
-            raise UsageError(f"{where} {key} is {getattr(runtime, key)!r}", hint=f"one of {', '.join(allowed)}")
-    if runtime.program and runtime.file:
-        raise UsageError(
-            f"{where} sets both program, a path on the board, and file, to upload", hint="remove program or file"
-        )
-    if "/" in runtime.program and not runtime.program.startswith("/"):
-        raise UsageError(f"{where} program {runtime.program!r} must be a name or an absolute path on the board")
-    return runtime
-
-
-def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -> None:
-    for name in PLACEHOLDER.findall(text):
-        if name not in known:
-            raise UsageError(
-                f"{where} {key}: unknown placeholder {{{name}}}",
-                hint=f"known: {', '.join(f'{{{one}}}' for one in known)}",
-            )
-        if name in _SEVERAL and text != f"{{{name}}}":
-            raise UsageError(f"{where} {{{name}}} expands to multiple arguments and must be a separate flag")

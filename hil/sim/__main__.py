@@ -212,7 +212,7 @@ def main() -> None:
     arguments = options.parse_args()
     try:
         config = config_of(arguments) | {"fork_ahead": arguments.fork_ahead}
-        agent, address = start(config, load_board(arguments.config), arguments.fault, arguments.sandbox)
+        agent, address = start(config, load_board(arguments.config).config, arguments.fault, arguments.sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

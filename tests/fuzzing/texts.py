@@ -118,7 +118,8 @@ def _read_config(path: Path) -> Tried:
     from hil.controller.farm.settings import load_settings
     from hil.controller.models.flows import read_flows
     from hil.controller.workloads.suites.expected import Expectations
-    from hil.core.boards import load_board, parse_board
+    from hil.core.board_parser import parse_board
+    from hil.core.boards import load_board
 
     read = {
         "board": lambda: load_board(str(path)),

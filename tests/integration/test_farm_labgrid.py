@@ -17,7 +17,7 @@ from support.waiting import eventually
 from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.farm.labgrid import LabgridPlace, borrowed
-from hil.core import boards
+from hil.core import board_config
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
@@ -73,7 +73,7 @@ def config(lab: Labgrid, sshd: Sshd, tmp_path: Path) -> BoardConfig:
         f'[connection]\nidentity = "{sshd.identity}"\nknown_hosts = "{sshd.known_hosts}"\n'
         f'[labgrid]\nplace = "rpi5"\ncoordinator = "{lab.address}"\nclient = "{lab.bin}/labgrid-client"\n'
     )
-    return load_board(str(path))
+    return load_board(str(path)).config
 
 
 def place_named(config: BoardConfig, **settings: str) -> BoardConfig:
@@ -103,7 +103,7 @@ def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgr
     mine = '[connection]\naddress = "unix:/run/agent.sock"\n[power]\ncycle = "true"\n[labgrid]'
     path = tmp_path / "own.toml"
     path.write_text(head.partition("[connection]")[0] + mine + labgrid)
-    own = load_board(str(path))
+    own = load_board(str(path)).config
     with borrowed(own, "bench") as board:
         assert board.connection == own.connection
         assert board.power.hooks["cycle"] == own.power.hooks["cycle"]
@@ -198,6 +198,6 @@ def test_farm_releases_labgrid_place_at_shutdown(
 
 
 def test_board_without_labgrid_stays_unchanged(config: BoardConfig) -> None:
-    plain = replace(config, labgrid=boards.Labgrid())
+    plain = replace(config, labgrid=board_config.Labgrid())
     with borrowed(plain, "bench") as board:
         assert board is plain

@@ -80,7 +80,7 @@ class SimulatedBoard:
 
     def start(self, *faults: str) -> None:
         words = ["--listen", f"unix:{self._folder}/{self._name}.sock", "--store", str(self._store)]
-        words += ["--name", self._name, "--config", str(load_board("sim").path)]
+        words += ["--name", self._name, "--config", str(load_board("sim").config.path)]
         words += [word for fault in faults for word in ("--fault", fault)]
         with (self._folder / f"{self._name}.log").open("ab") as log:
             command = [sys.executable, "-m", "hil.sim", *words]

@@ -22,7 +22,7 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.links.simulator import open_simulator
 from hil.core.boards import load_board
 
-SIM = load_board("sim")
+SIM = load_board("sim").config
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_simulator_kind_includes_code_packages_and_cpus(monkeypatch: pytest.Monk
     """The kind depends on code, packages, board config and CPU cores."""
     kind: Callable[[], str] = lambda: kept_simulators._kind(SIM)  # noqa: E731
     kinds = [kind()]
-    assert kept_simulators._kind(load_board("sim-f16")) not in kinds
+    assert kept_simulators._kind(load_board("sim-f16").config) not in kinds
     package = tmp_path / "hil"
     (package / "agent").mkdir(parents=True)
     (package / "agent" / "server.py").write_text("")

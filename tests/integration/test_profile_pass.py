@@ -127,7 +127,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated():
-    with connect_board(BoardChoice(load_board("sim"))) as board:
+    with connect_board(BoardChoice(load_board("sim").config)) as board:
         yield board
 
 
@@ -294,7 +294,9 @@ def test_runtime_without_profiler_reports_error_and_runs(tmp_path, monkeypatch, 
 def test_missing_profile_tool_uploads_once_and_resumes(odd):
     said: list[str] = []
     program = artifact(odd, "open")
-    with connect_board(BoardChoice(load_board("sim"), faults=("drop:at=0.5,times=2",), say=said.append)) as board:
+    with connect_board(
+        BoardChoice(load_board("sim").config, faults=("drop:at=0.5,times=2",), say=said.append)
+    ) as board:
         lacking = [{**one, "profile_tool": PROFILE_TOOL} for one in board.info["runtimes"] if one["name"] == "iree"]
         board.push(program)
         before = board.payload_bytes_sent

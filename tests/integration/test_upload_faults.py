@@ -24,7 +24,7 @@ def artifact(tmp_path):
 
 
 def board(*faults: str) -> Board:
-    return connect_board(BoardChoice(load_board("sim"), faults=faults))
+    return connect_board(BoardChoice(load_board("sim").config, faults=faults))
 
 
 def test_cut_upload_resumes_from_break(artifact):

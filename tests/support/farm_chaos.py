@@ -163,7 +163,7 @@ def _places(farm: Farm, home: Path) -> dict[str, str]:
 def _start_agent(farm: Farm, number: int, fault: str) -> None:
     name = f"board-{number:02}"
     socket, farm.agents[name] = farm.folder / "s" / f"{number}", farm.folder / "stores" / name
-    model = load_board("sim")
+    model = load_board("sim").config
     (farm.folder / "boards" / f"{name}.toml").write_text(
         f'[board]\nhw_type = "sim"\n[connection]\naddress = "unix:{socket}"\n'
         f"[labels]\nsimulated = true\nrank = {number}\n"

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from hil.core.board_config import BoardCommand, Command
-from hil.core.boards import known_boards, load_board, trust_digest
+from hil.core.boards import known_boards, load_board, read_board
+from hil.core.config_files import trust
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 
 def test_load_board_finds_bundled_simulators():
     for name in ("sim", "sim-f16", "sim-small"):
-        board = load_board(name)
+        board = load_board(name).config
         assert board.hw_type == name
         assert board.is_simulator
         assert any("target-cpu" in flag for flag in board.compile_flags["iree"])
@@ -34,7 +35,7 @@ def test_load_board_prefers_user_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path / "named"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    assert [load_board(name).hw_type for name in "abc"] == ["n", "c", "h"]
+    assert [load_board(name).config.hw_type for name in "abc"] == ["n", "c", "h"]
 
 
 @pytest.mark.parametrize("folder", ["named", "config/hil/boards", "board_configs"])
@@ -44,7 +45,7 @@ def test_load_board_ignores_files_shadowing_builtin_boards(folder, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path / "named"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    assert (load_board("sim").hw_type, load_board("generic").hw_type) == ("sim", "generic")
+    assert (load_board("sim").config.hw_type, load_board("generic").config.hw_type) == ("sim", "generic")
     assert not known_boards().keys() & {"farm", "local", "ssh", "unix"}
 
 
@@ -62,7 +63,7 @@ def test_known_boards_ignore_empty_or_relative_variables(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="not trusted"):
         load_board("lab")
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path))
-    assert load_board("lab").connection.address == "unix:/a"
+    assert load_board("lab").config.connection.address == "unix:/a"
 
 
 def test_load_board_rejects_pipe_and_oversized_config(tmp_path):
@@ -80,7 +81,7 @@ def test_load_board_reads_all_tables(tmp_path):
         '[connection]\naddress = "board.example:7000"\nca = "ca.pem"\ntoken_file = "token"\n'
         '[devices]\niree = "local-sync"\n[compile_flags]\niree = ["--a", "--b"]\n[labels]\nchip = "a76"\n'
     )
-    board = load_board(str(path))
+    board = load_board(str(path)).config
     assert (board.name, board.hw_type, board.runtime) == ("lab", "rpi5", "onnxruntime")
     assert not board.is_simulator
     assert board.connection.ca == "ca.pem"
@@ -91,7 +92,7 @@ def test_load_board_reads_all_tables(tmp_path):
 def test_load_board_star_device_covers_unlisted_runtimes(tmp_path):
     path = tmp_path / "some.toml"
     path.write_text('[devices]\nvendor = "npu"\niree = "local-sync"\n"*" = ""\n[simulator]\n')
-    devices = load_board(str(path)).devices
+    devices = load_board(str(path)).config.devices
     assert devices == {**dict.fromkeys(RUNTIMES, ""), "vendor": "npu", "iree": "local-sync"}
 
 
@@ -128,25 +129,38 @@ def test_load_board_lists_known_boards_for_unknown_name():
         load_board("nonesuch.toml")
 
 
+def test_loaded_board_reports_origin_and_trust(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = config_at(tmp_path / "board_configs", "lab", '[connection]\naddress = "unix:/a"\n')
+    typed, found = load_board(str(path)), read_board(path)
+    assert (typed.is_foreign, typed.is_trusted) == (False, True)
+    assert (found.is_foreign, found.is_trusted) == (True, False)
+    assert typed.digest == found.digest and typed.path == found.path == path
+    trust(path.parent, {path: found.digest})
+    assert found.is_trusted
+    assert not load_board("sim").is_foreign
+
+
 POWER = '[power]\nreset = ["usbrelay"]\noff = ["no"]\non = ["yes"]\n'
 
 
 def test_load_board_reads_recovery_steps(tmp_path):
     steps = 'steps = ["reset", { board = "rmmod npu" }, { command = ["./fix.sh", "a b"] }, "cycle"]\ntimeout_s = 5'
-    board = load_board(str(config_at(tmp_path, "b", f"{POWER}[recover]\n{steps}")))
+    path = config_at(tmp_path, "b", f"{POWER}[recover]\n{steps}")
+    board = load_board(str(path)).config
     fix = Command((str(tmp_path / "fix.sh"), "a b"))
     assert board.recovery_steps == ("reset", BoardCommand(("rmmod", "npu")), fix, "cycle")
     assert board.recover.timeout_s == 5 and "[recover] steps" in board.asks
     # The content of the command needs trust as well.
     (tmp_path / "fix.sh").write_text("one")
-    before = trust_digest(board)
+    before = read_board(path).digest
     (tmp_path / "fix.sh").write_text("two")
-    assert before and trust_digest(board) != before
+    assert before and read_board(path).digest != before
 
 
 def test_recovery_steps_default_to_power_actions(tmp_path):
-    assert load_board(str(config_at(tmp_path, "b", POWER))).recovery_steps == ("reset", "cycle")
-    assert load_board(str(config_at(tmp_path, "c", "[power]\noff = ['no']"))).recovery_steps == ()
+    assert load_board(str(config_at(tmp_path, "b", POWER))).config.recovery_steps == ("reset", "cycle")
+    assert load_board(str(config_at(tmp_path, "c", "[power]\noff = ['no']"))).config.recovery_steps == ()
 
 
 @pytest.mark.parametrize(

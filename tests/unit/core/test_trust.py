@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.core.board_config import BoardConfig
-from hil.core.boards import load_board, read_board, trust_digest
+from hil.core.boards import LoadedBoard, load_board, read_board
 from hil.core.config_files import distrust, trust, trusted_folders
 from hil.errors import UsageError
 
@@ -41,13 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def write(folder: Path, text: str) -> BoardConfig:
+def write(folder: Path, text: str) -> LoadedBoard:
     (folder / "lab.toml").write_text(text)
     return read_board(folder / "lab.toml")
 
 
-def trust_configs(folder: Path, config: BoardConfig) -> None:
-    trust(folder, {config.path: trust_digest(config)})
+def trust_configs(folder: Path, board: LoadedBoard) -> None:
+    trust(folder, {board.path: board.digest})
 
 
 def refused(word: str = "have not trusted") -> bool:
@@ -58,7 +57,7 @@ def refused(word: str = "have not trusted") -> bool:
 
 def test_load_board_accepts_descriptive_config_without_trust(folder):
     write(folder, HARMLESS)
-    assert load_board("lab").hw_type == "rpi5"
+    assert load_board("lab").config.hw_type == "rpi5"
 
 
 @pytest.mark.parametrize(
@@ -75,13 +74,13 @@ def test_load_board_accepts_descriptive_config_without_trust(folder):
     ],
 )
 def test_load_board_requires_trust_and_detects_changes(folder, text):
-    config = write(folder, f"{HARMLESS.partition('[runtime]')[0]}{text}\n")
+    board = write(folder, f"{HARMLESS.partition('[runtime]')[0]}{text}\n")
     assert refused()
-    trust_configs(folder, config)
-    assert load_board("lab").path == folder / "lab.toml"
-    write(folder, f"{config.text}# altered\n")
+    trust_configs(folder, board)
+    assert load_board("lab").config.path == folder / "lab.toml"
+    write(folder, f"{board.config.text}# altered\n")
     assert refused("altered since")
-    write(folder, config.text)
+    write(folder, board.config.text)
     assert load_board("lab")
     assert distrust(folder) and not distrust(folder)
     assert refused()
@@ -110,11 +109,11 @@ def test_trust_covers_program_next_to_config(folder):
 
 
 def test_trust_does_not_extend_to_copies_of_a_config(folder, tmp_path, monkeypatch):
-    config = write(folder, '[power]\nreset = ["touch"]\n')
-    trust_configs(folder, config)
+    board = write(folder, '[power]\nreset = ["touch"]\n')
+    trust_configs(folder, board)
     other = tmp_path / "other" / "board_configs"
     other.mkdir(parents=True)
-    write(other, config.text)
+    write(other, board.config.text)
     monkeypatch.chdir(other.parent)
     assert refused()
 
@@ -138,8 +137,8 @@ def test_trust_required_in_hil_checkouts(folder):
 
 
 def test_trust_file_must_be_private_and_valid(folder, tmp_path):
-    config = write(folder, '[power]\nreset = ["touch"]\n')
-    trust_configs(folder, config)
+    board = write(folder, '[power]\nreset = ["touch"]\n')
+    trust_configs(folder, board)
     kept = tmp_path / "config/hil/trusted.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in kept.parent.iterdir()] == ["trusted.json"]
@@ -156,15 +155,15 @@ def test_trust_file_must_be_private_and_valid(folder, tmp_path):
 
 def test_trust_fails_without_home_directory(folder, monkeypatch):
     monkeypatch.setattr("hil.core.config_files.user_folder", lambda: None)
-    config = write(folder, '[power]\nreset = ["touch"]\n')
+    board = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
     with pytest.raises(UsageError, match="missing home directory"):
-        trust_configs(folder, config)
+        trust_configs(folder, board)
 
 
 def test_distrust_of_either_directory_revokes_trust(folder):
-    config = write(folder, '[connection]\naddress = "unix:/a"\n')
-    digests = {config.path: trust_digest(config)}
+    board = write(folder, '[connection]\naddress = "unix:/a"\n')
+    digests = {board.path: board.digest}
     for removed in (folder, folder.parent):
         trust(folder.parent, digests)
         trust(folder, digests)
@@ -176,8 +175,8 @@ def test_distrust_of_either_directory_revokes_trust(folder):
 
 def test_trust_uses_latest_digest_across_directories(folder):
     for text in ('[connection]\naddress = "unix:/old"\n', '[connection]\naddress = "unix:/new"\n'):
-        config = write(folder, text)
-        trust(folder.parent if "old" in text else folder, {config.path: trust_digest(config)})
+        board = write(folder, text)
+        trust(folder.parent if "old" in text else folder, {board.path: board.digest})
     assert load_board("lab")
     write(folder, '[connection]\naddress = "unix:/old"\n')
     with pytest.raises(UsageError, match="altered since"):

@@ -28,17 +28,16 @@ def board() -> None:
 @json_option
 def list_boards(as_json: bool) -> None:
     """List the boards with a config, and whether each is trusted (hil board trust)."""
-    from hil.core.boards import is_trusted_place, known_boards, read_board, trust_digest
-    from hil.core.config_files import state_of
+    from hil.core.boards import known_boards, read_board
 
     rows: list[dict[str, Any]] = []
     lines = []
     for name, path in sorted(known_boards().items()):
         row: dict[str, Any] = {"name": name, "hw_type": "?", "path": str(path), "trusted": False}
         try:
-            config = read_board(path)
-            trusted = not config.asks or is_trusted_place(path) or state_of(path, trust_digest(config)) == "trusted"
-            row |= {"hw_type": config.hw_type, "description": config.description, "trusted": trusted}
+            found = read_board(path)
+            config = found.config
+            row |= {"hw_type": config.hw_type, "description": config.description, "trusted": found.is_trusted}
         except UsageError as error:
             row["description"] = error.message
         rows.append(row)
@@ -58,7 +57,7 @@ def show(name: str, as_json: bool) -> None:
     if is_address(name):
         hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
         raise UsageError(f"no config for {name}: it is an address", hint=hint)
-    config = read_board(find_board(name))
+    config = read_board(find_board(name)).config
     shown = {name: value for name, value in asdict(config).items() if name != "text"}
     answer(as_json, {"board": shown}, config.text.rstrip())
 

@@ -77,7 +77,7 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
 
 def _look(path: Path) -> tuple[str, list[str]]:
     """Return the trust digest of a board config, flows file or project file, and the settings that need trust."""
-    from hil.core.boards import read_board, trust_digest
+    from hil.core.boards import read_board
     from hil.core.digest import digest_of
 
     if path.name == _FLOWS:
@@ -91,8 +91,8 @@ def _look(path: Path) -> tuple[str, list[str]]:
         project = read_project(path)
         # The project has a digest only if it has settings that need trust.
         return project.digest if project.asks else digest_of(read_file(path)), list(project.asks)
-    config = read_board(path)
-    return trust_digest(config), list(config.asks)
+    board = read_board(path)
+    return board.digest, list(board.config.asks)
 
 
 def _list(as_json: bool) -> None:

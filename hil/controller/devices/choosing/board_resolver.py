@@ -20,6 +20,7 @@ from hil.controller.devices.links.package_links import LENT_KIND, connect_by_pac
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.storage.paths import located
+from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.core.installed import points
 from hil.errors import UsageError
@@ -117,16 +118,24 @@ def choose(
 
 
 def _chosen(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
-    if not board:
-        return BoardChoice(load_board(hw_type or DEFAULT_HW_TYPE))
+    name = _name_config(board, hw_type)
+    config = load_board(name, typed=typed or name != board).config
     if is_lent(board):
-        return _of_farm(board, hw_type)
-    if is_address(board):
-        return BoardChoice(load_board(hw_type or GENERIC), board)
-    choice = BoardChoice(load_board(board, typed=typed))
-    if hw_type and choice.config.hw_type != hw_type:
-        raise UsageError(f"board {board} is of type {choice.config.hw_type}, not {hw_type}")
-    return choice
+        return _of_farm(board, hw_type, config)
+    if name != board:
+        return BoardChoice(config, board)
+    if hw_type and config.hw_type != hw_type:
+        raise UsageError(f"board {board} is of type {config.hw_type}, not {hw_type}")
+    return BoardChoice(config)
+
+
+def _name_config(board: str, hw_type: str) -> str:
+    """Return the name or file of the config for a board and a hardware type."""
+    if not board:
+        return hw_type or DEFAULT_HW_TYPE
+    if is_lent(board):
+        return GENERIC
+    return hw_type or GENERIC if is_address(board) else board
 
 
 def named_board(hw_type: str) -> str:
@@ -134,13 +143,12 @@ def named_board(hw_type: str) -> str:
     return "" if hw_type else os.environ.get(BOARD_VARIABLE, "")
 
 
-def _of_farm(board: str, hw_type: str) -> BoardChoice:
+def _of_farm(board: str, hw_type: str, config: BoardConfig) -> BoardChoice:
     """Return the choice for a board of a provider. Before the loan, only the requested type is known."""
     prefix, _, selector = board.partition(":")
     selector = selector.strip()
     if hw_type:
         selector = f'({selector}), hw_type="{hw_type}"' if selector else f'hw_type="{hw_type}"'
-    config = load_board(GENERIC)
     address = f"{prefix}:{selector}"
     connection = replace(config.connection, address=address)
     return BoardChoice(replace(config, hw_type=hw_type or prefix, connection=connection), address)

@@ -24,7 +24,7 @@ from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Ki
 from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.core.board_config import BoardConfig
-from hil.core.boards import parse_board
+from hil.core.board_parser import parse_board
 from hil.core.config_files import asks_for, parse_toml
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded, UsageError

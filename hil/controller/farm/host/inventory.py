@@ -17,7 +17,7 @@ import tomlkit
 
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_config import BoardConfig, Labgrid, Power, Recover
-from hil.core.boards import find_board, is_file, is_trusted_place, known_boards, load_board, read_board
+from hil.core.boards import known_boards, load_board, read_board
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -58,15 +58,15 @@ class BoardEntry:
 
     def load(self) -> BoardConfig:
         """Read the config from disk."""
-        return load_board(str(self.config), typed=self.typed)
+        return load_board(str(self.config), typed=self.typed).config
 
 
 def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
     """Return the boards given by name or config file; by default all configured boards with an address."""
     found: dict[str, BoardEntry] = {}
     for name in named or _find_reachable_boards():
-        config = load_board(name)
-        typed = is_file(name) or is_trusted_place(find_board(name))
+        loaded = load_board(name)
+        config = loaded.config
         if not config.connection.address and not config.labgrid.place:
             raise UsageError(
                 f"{config.name} is a board type without an address",
@@ -75,13 +75,13 @@ def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
         if config.name in found:
             raise UsageError(f"duplicate board name {config.name}", hint="set a different [board] name in each config")
         folder = site.folder / "boards" / checked(config.name)
-        found[config.name] = BoardEntry(config.name, config.path, folder, typed=typed)
+        found[config.name] = BoardEntry(config.name, config.path, folder, typed=not loaded.is_foreign)
     return list(found.values())
 
 
 def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[BoardEntry]:
     """Create simulated boards ``HOST-sim-1`` and so on. Their configs and stores are in the host's directory."""
-    model, posts = load_board(SIMULATOR), []
+    model, posts = load_board(SIMULATOR).config, []
     for number in range(1, count + 1):
         name = f"{checked(site.host)}-sim-{number}"
         folder, socket = site.folder / "boards" / name, site.sockets / f"{number}.sock"
@@ -108,7 +108,7 @@ def sockets_for(folder: Path) -> Path:
 
 def _find_reachable_boards() -> list[str]:
     """Return the names of configured boards with an address or a labgrid place."""
-    configs = {name: read_board(path) for name, path in known_boards().items()}
+    configs = {name: read_board(path).config for name, path in known_boards().items()}
     return [name for name, one in configs.items() if one.connection.address or one.labgrid.place]
 
 

@@ -15,7 +15,7 @@ from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
 from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, slots_of
 from hil.core import boards
-from hil.core.boards import parse_board
+from hil.core.board_parser import parse_board
 from hil.errors import UsageError
 
 

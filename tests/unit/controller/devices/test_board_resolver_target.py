@@ -23,15 +23,15 @@ from hil.core.boards import load_board
     ],
 )
 def test_knows_target_for_configured_or_local_board(board, runtime, known):
-    assert knows_target(load_board(board), runtime) is known
+    assert knows_target(load_board(board).config, runtime) is known
 
 
 def test_with_target_sets_tfcompile_flags_from_board():
-    config, told = with_target(load_board("generic"), "xla-aot", {"arch": "aarch64"})
+    config, told = with_target(load_board("generic").config, "xla-aot", {"arch": "aarch64"})
     assert config.compile_flags["tfcompile"] == ("--target-triple=aarch64-unknown-linux-gnu",)
     assert told == "aarch64-unknown-linux-gnu"
     assert with_target(config, "xla-aot", {"arch": "x86_64"}) == (config, "")
-    simulator = load_board("sim")
+    simulator = load_board("sim").config
     assert with_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")
 
 

@@ -17,7 +17,7 @@ from support.waiting import eventually
 from hil.controller.devices.power import recover, switch
 from hil.controller.devices.ssh.errors import LoginSlow, NoSuchHost, ProxyFailed, TurnedAway
 from hil.core.board_config import Command, Http, Power
-from hil.core.boards import parse_power
+from hil.core.board_parser import parse_power
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, UsageError
 
 

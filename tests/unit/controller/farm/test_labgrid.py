@@ -128,7 +128,7 @@ def test_place_acquire_accepts_already_acquired_place(client, tmp_path: Path) ->
 def test_borrowed_acquires_and_releases_configured_place(client, tmp_path: Path) -> None:
     path = tmp_path / "shelf.toml"
     path.write_text(f'[labgrid]\nplace = "rpi5"\nclient = "{client().client}"\n')
-    with borrowed(load_board(str(path)), "bench") as board:
+    with borrowed(load_board(str(path)).config, "bench") as board:
         assert board.connection.address == "root@10.0.0.9"
     assert [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()] == [
         "acquire",

@@ -19,7 +19,7 @@ from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order, leased_config, machine_id
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
-from hil.core.boards import parse_board
+from hil.core.board_parser import parse_board
 from hil.core.digest import digest_of
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded
 from hil.protocol.v1 import farm_pb2 as pb

@@ -56,7 +56,7 @@ class Parts:
         apply_recipe(load_flow("acme"), save_relu(self.folder / f"recipe-{way}.onnx"), (), context, self.folder / "log")
 
     def links(self, way: str) -> None:
-        open_link(BoardChoice(load_board("generic"), f"usb:{way}"))
+        open_link(BoardChoice(load_board("generic").config, f"usb:{way}"))
 
     def board_providers(self, way: str) -> None:
         open_link(choose(f"lab:{way}"))

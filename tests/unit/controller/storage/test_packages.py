@@ -97,7 +97,7 @@ def test_board_provider_failure_names_package(package, module: str, why: str) ->
 def test_link_failure_names_package(package, module: str, why: str) -> None:
     package(module, "[hil.links]\nusb = MODULE:X\n")
     with pytest.raises((UsageError, BoardUnreachable), match=rf"'usb' of hil.links \(package vendor 1.0\) {why}"):
-        open_link(BoardChoice(load_board("generic"), "usb:3"))
+        open_link(BoardChoice(load_board("generic").config, "usb:3"))
 
 
 def test_importer_failure_falls_back_to_other_importers(package, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill
-from hil.core.boards import parse_runtime
+from hil.core.board_parser import parse_runtime
 from hil.core.files import digest_file
 from hil.core.results import Artifact, Part
 from hil.core.tensors import Array, TensorSpec, dtype_of

@@ -26,7 +26,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(address: str, why: str) -> None:
     with pytest.raises(BoardUnreachable, match=f"no agent responds at {re.escape(address)}: {why}") as caught:
-        agent.connect(address, load_board("generic"))
+        agent.connect(address, load_board("generic").config)
     assert f"--listen {address}" in caught.value.hint and caught.value.board == address
 
 
@@ -53,7 +53,7 @@ def test_connect_accepts_busy_server(nowhere: Path, monkeypatch: pytest.MonkeyPa
         server.bind("busy.sock")
         server.listen(0)
         waiting.connect("busy.sock")
-        assert agent.connect("unix:busy.sock", load_board("generic")).target.address == "unix:busy.sock"
+        assert agent.connect("unix:busy.sock", load_board("generic").config).target.address == "unix:busy.sock"
 
 
 def test_connect_reports_closed_port_quickly() -> None:
@@ -72,26 +72,26 @@ def test_connect_accepts_slow_port(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    assert agent.connect("10.0.0.1:7701", load_board("generic")).target.address == "10.0.0.1:7701"
+    assert agent.connect("10.0.0.1:7701", load_board("generic").config).target.address == "10.0.0.1:7701"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:0"])
 def test_connect_rejects_invalid_port(address: str) -> None:
     with pytest.raises(UsageError, match="invalid agent address"):
-        agent.connect(address, load_board("generic"))
+        agent.connect(address, load_board("generic").config)
 
 
 def test_connect_rejects_unreadable_token_file(nowhere: Path) -> None:
     (nowhere / "token").write_bytes(b"\xff\xfe")
     (nowhere / "b.toml").write_text('[connection]\ntoken_file = "token"\n')
     with pytest.raises(UsageError, match=r"cannot read the token file"):
-        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
+        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")).config)
 
 
 def test_connect_rejects_unknown_user_in_path(nowhere: Path) -> None:
     (nowhere / "b.toml").write_text('[connection]\ntoken_file = "~nobody-of-that-name/token"\n')
     with pytest.raises(UsageError, match="unknown user in path"):
-        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
+        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")).config)
     with pytest.raises(UsageError, match="unknown user in path"):
         choose("root@host", identity=Path("~nobody-of-that-name/key"))
 
@@ -99,7 +99,7 @@ def test_connect_rejects_unknown_user_in_path(nowhere: Path) -> None:
 def test_client_refuses_cleartext_token_to_remote_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_AGENT_TOKEN", "secret")
     monkeypatch.setattr(agent, "_check", lambda address, board: None)
-    link = agent.connect("192.0.2.7:7700", load_board("generic"))
+    link = agent.connect("192.0.2.7:7700", load_board("generic").config)
     with pytest.raises(UsageError, match=r"cannot send the token to 192\.0\.2\.7:7700 without TLS") as caught:
         AgentClient(link.target, "generic")
     assert "[connection] ca" in caught.value.hint

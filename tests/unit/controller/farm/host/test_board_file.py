@@ -45,13 +45,13 @@ def written(text: str, folder: Path) -> BoardConfig:
     path = folder / "elsewhere" / "board.toml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    return load_board(str(path))
+    return load_board(str(path)).config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> BoardConfig:
     (tmp_path / "rack3.toml").write_text(FULL)
-    return load_board(str(tmp_path / "rack3.toml"))
+    return load_board(str(tmp_path / "rack3.toml")).config
 
 
 @pytest.mark.parametrize("address", ["unix:/run/agent.sock", ""])
@@ -71,7 +71,7 @@ def test_public_text_omits_address_keys_and_power(config, tmp_path):
 
 
 def test_sim_text_sets_name_and_address_of_simulator(tmp_path):
-    kind = load_board("sim-f16")
+    kind = load_board("sim-f16").config
     there = written(sim_text(kind, "lab-sim-3", "unix:/s/3.sock"), tmp_path)
     assert (there.name, there.hw_type, there.connection.address) == ("lab-sim-3", kind.hw_type, "unix:/s/3.sock")
     assert there.simulator == kind.simulator and there.labels == kind.labels and not there.is_simulator

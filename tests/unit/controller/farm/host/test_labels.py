@@ -24,7 +24,7 @@ INFO = {
         {"name": "tflite", "error": "it does not import"},
     ],
 }
-BOARD = replace(load_board("generic"), labels={"chip": "a53", "cores": 3})
+BOARD = replace(load_board("generic").config, labels={"chip": "a53", "cores": 3})
 
 
 def test_labels_combine_agent_info_and_config():
@@ -60,6 +60,6 @@ def test_labels_report_program_memory_limit_as_mem():
 
 
 def test_labels_mark_simulated_and_agentless_boards():
-    assert labels_of(load_board("sim"), {})["simulated"] is True
+    assert labels_of(load_board("sim").config, {})["simulated"] is True
     assert labels_of(BOARD, INFO | {"simulated": ["sim"]})["simulated"] is True
     assert labels_of(replace(BOARD, command=replace(BOARD.command, kind="command")), {})["agentless"] is True

@@ -175,7 +175,7 @@ class StuckBoard(BoardConnection):
 
     def __init__(self, folder: Path, needed: int, *steps: Command) -> None:
         super().__init__(folder)
-        self.config: Any = replace(load_board("generic"), recover=Recover(steps, 5.0))
+        self.config: Any = replace(load_board("generic").config, recover=Recover(steps, 5.0))
         self.site.folder = folder
         self.needed, self.done, self.hung_up = needed, folder / "done", 0
 
