@@ -13,10 +13,11 @@ from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
 
 from hil import errors
-from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import open_board
-from hil.controller.devices.choosing.board_resolver import choose
+from hil.controller.devices.choosing.board_resolver import capabilities_of, choose
+from hil.controller.devices.links.link import Capabilities
 from hil.core.board_config import RuntimeCommand
 from hil.core.files import digest_file
 from hil.core.results import Artifact
@@ -47,11 +48,21 @@ def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def board(reached: Reached) -> Iterator[Board]:
-    """Yield a board that this test holds."""
+def choice(reached: Reached) -> BoardChoice:
     choice = choose(reached.board or reached.address, identity=reached.identity, known_hosts=reached.known_hosts)
     if reached.by_command:
         choice = replace(choice, config=replace(choice.config, command=RuntimeCommand(kind="command")))
+    return choice
+
+
+@pytest.fixture(scope="module")
+def capabilities(choice: BoardChoice) -> Capabilities:
+    return capabilities_of(choice)
+
+
+@pytest.fixture(scope="module")
+def board(choice: BoardChoice) -> Iterator[Board]:
+    """Yield a board that this test holds."""
     with open_board(replace(choice, purpose="contract test")) as opened:
         opened.take()
         yield opened
@@ -79,6 +90,20 @@ def broken(folder: Path) -> Artifact:
     path = folder / "broken.vmfb"
     path.write_bytes(b"this is no program")
     return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "-")
+
+
+def test_board_client_has_capabilities_of_link_kind(board, capabilities):
+    assert board.client.has_session == capabilities.sessions
+    assert bool(board.client.pings(1)) == capabilities.clock
+    assert (board.clock_fit() is not None) == capabilities.clock
+    assert ("python" in board.info["machine"]) == capabilities.python
+
+
+def test_board_client_reports_missing_measurements(board):
+    missing = board.info.get("not_measured", ())
+    assert all(what in board.client.notice() for what in missing)
+    assert bool(board.client.notice()) == bool(missing)
+    assert board.client.find_command() == "", "hil provides the program"
 
 
 def test_board_push_skips_known_program(board, programs):
@@ -145,14 +170,13 @@ def test_board_run_rejects_mismatched_inputs(load, inputs):
         program.run({"a": A, "b": B})
 
 
-def test_board_profiles_program_and_runs_afterwards(board, load):
+def test_board_profiles_program_and_runs_afterwards(capabilities, load):
     with load("add") as program:
         taken = program.profile({"a": A, "b": B}, warmup=1, iterations=2)
         assert len(taken.files["profile.ireeprof"]) > 100
         assert (taken.warmup, taken.iterations) == (1, 2)
         assert taken.host.start_ns < taken.host.end_ns
-        by_agent = isinstance(board.client, AgentClient)
-        assert bool(taken.clock_pairs) == (taken.board is not None) == by_agent
+        assert bool(taken.clock_pairs) == (taken.board is not None) == capabilities.clock
         result, _ = program.run({"a": A, "b": B})
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
 
@@ -172,13 +196,13 @@ def test_board_profile_times_out(load):
         program.run({"a": A, "b": B})
 
 
-def test_board_counters_sampled_during_run(board, load):
+def test_board_counters_sampled_during_run(board, capabilities, load):
     with board.watch_counters(0.02) as watch, load("add") as program:
         program.run({"a": A, "b": B})
         measured = not watch.problem
         while measured and not watch.problem and len({sample.at_ns for sample in watch.samples}) < 2:
             time.sleep(0.01)
-    assert bool(watch.samples) == measured == (isinstance(board.client, AgentClient))
+    assert bool(watch.samples) == measured == capabilities.clock
     stamps = [sample.at_ns for sample in watch.samples]
     assert stamps == sorted(stamps)
     assert watch.problem == "" or not measured

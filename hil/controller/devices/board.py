@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import posixpath
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hil import errors
 from hil.controller.devices.agent_client.answers import expected_bytes
-from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.agent_client.measurement import BoardClock, CounterWatch
-from hil.controller.devices.agentless.signature import check_inputs, fits
 from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
@@ -47,7 +45,7 @@ class Board:
         config: The board's config. Without a compile target in the config, hil fills in the target from the board's
             description.
         target: Description of the compile target, if detected from the board; "" if the config names the target.
-        info: Result of Describe. Without an agent, the shell provides the same keys.
+        info: The client's description of the board, with the keys of Describe.
         client: Client for the board's calls. Reconnecting replaces the client.
 
     Raises:
@@ -69,7 +67,7 @@ class Board:
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
-        self.client = self._connected()
+        self.client = self._link.client(self.name)
         try:
             self.info: dict[str, Any] = self._describe()
             try:
@@ -85,17 +83,8 @@ class Board:
         except BaseException:
             self.close()
             raise
-        if lacking := self.info.get("not_measured"):
-            command = posixpath.basename(self.info["runtimes"][0]["command"])
-            *first, last = lacking
-            self._say(
-                f"no agent on {self.name}: using the command {command} to run programs; "
-                f"{', '.join(first)} and {last} are not measured"
-            )
-
-    def _connected(self) -> BoardClient:
-        link = self._link
-        return link.connect(self.name) if link.connect else AgentClient(link.target, self.name, over=link.over)
+        if notice := self.client.notice():
+            self._say(notice)
 
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
@@ -153,7 +142,7 @@ class Board:
         self.client.close()
         if self._link.renew:
             self._link.renew()
-        self.client = self._connected()
+        self.client = self._link.client(self.name)
         self.client.payload_bytes_sent = sent
         # Start from fresh board state: earlier changes did not affect any run.
         self.info = self._describe()
@@ -411,22 +400,20 @@ class LoadedProgram:
         if repetition is None and warmup + iterations == 1:
             repetition = Repetition((Answer(1, 0, outputs),))
         elif repetition is None:
-            why = "the agent is older than this hil" if invocation.command is None else "the board has no agent"
+            why = invocation.unchecked or "the agent is older than this hil"
             unchecked = f"outputs of the iterations were not compared with each other: {why}"
         if len(names) == len(outputs):
             renamed = dict(zip(outputs, names, strict=True))
             outputs = dict(zip(names, outputs.values(), strict=True))
             repetition = repetition and repetition.renamed(renamed)
-        # A command loads the program on every run.
-        cold = not warmup and (invocation.command is not None or not self._ran)
+        cold = not warmup and not (self._ran and self.loaded.is_resident)
         self._ran = True
         self._placement = self._placement if invocation.placement is None else invocation.placement
         name, device = self._artifact.runtime, self.loaded.device
         version = self.loaded.version or self._board.runtime_version(name)
         provenance = self._provenance(invocation, version)
         provenance["notes"] += filter(None, [unchecked])
-        how = "by command" if invocation.command is not None else ""
-        source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, how)))}"
+        source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
         result = RunResult(
             source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold, repetition=repetition
@@ -448,7 +435,7 @@ class LoadedProgram:
         return replace(result, provenance=provenance)
 
     def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
-        """Return the provenance of a call: the board's state, and the clock or command if available."""
+        """Return the provenance of a call: the board's state, and the clock if available."""
         board = self._board
         fit = board.clock_fit(invocation.host_ns[0])
         notes = [*board.note(invocation), *invocation.notes]
@@ -470,9 +457,7 @@ class LoadedProgram:
             found["host_key"] = board.shell.fingerprint
         if fit is not None:
             found["clock"] = {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns}
-        if invocation.command is not None:
-            found["command"] = invocation.command
-        return found
+        return {**found, **invocation.provenance}
 
     def profile(
         self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0

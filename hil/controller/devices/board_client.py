@@ -67,10 +67,11 @@ class Invocation:
         None  # where the program ran; None if not reported, or unchanged since the last report
     )
     repetition: Repetition | None = None  # comparison of all runs of the call; None if the board did not compare them
+    unchecked: str = ""  # why the board did not compare the runs; "" if it is an agent that never compares them
     notes: tuple[str, ...] = ()  # limitations and deviations of the board, one sentence each
-    # Set only for a board without an agent: the command ``line``, ``wall_s`` of each command on the host's clock, the
-    # reason ``why`` the board has no agent, and the list ``not_measured``.
-    command: dict[str, Any] | None = None
+    # Provenance that only some boards report. ``command``, from a board without an agent: the command ``line``,
+    # ``wall_s`` of each command on the host's clock, the reason ``why`` the board has no agent, and ``not_measured``.
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class ProgramHandle:
     worker_pid: int = 0  # worker process of the program; 0 if it has none
     device: str = ""  # device of the program; "" for the runtime's default
     version: str = ""  # runtime version, if it differs from Describe; else ""
+    how: str = ""  # how the board runs the program, for the result's source; "" in a worker
+    is_resident: bool = True  # whether the program stays loaded between runs; False: every run loads it
 
 
 class BoardClient(Protocol):
@@ -102,12 +105,31 @@ class BoardClient(Protocol):
         ``not_measured`` lists missing measurements.
         """
 
+    def notice(self) -> str:
+        """Return a note for the user on what the board cannot measure, or "". Call :meth:`info` first."""
+        return ""
+
+    def find_command(self) -> str:
+        """Return the path of the program on the board that runs models, or "" if hil provides it.
+
+        Raises BoardUnfit if the board does not have the program.
+        """
+        return ""
+
+    @property
+    def has_session(self) -> bool:
+        """Whether this client is known to hold the board."""
+        return False
+
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
         """Reserve the board unless this client already holds the board. Return the session's fence.
 
         Without an agent, each run waits until the board is free instead.
         """
         return 0
+
+    def close_session(self) -> None:
+        """Release the board."""
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock. Return an empty list if the clock is not available."""

@@ -84,10 +84,11 @@ def _judged(name: str, state: str, wrong: str, fine: str, fix: str) -> Check:
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
     """Check that the board has a Python that can run the agent."""
+    from hil.controller.devices.choosing.board_resolver import capabilities_of
     from hil.controller.devices.deploy.ensure import usable_interpreters
     from hil.controller.devices.deploy.packages import NoAgentHere
 
-    if choice.config.command.kind == "command":
+    if not capabilities_of(choice).python:
         return Check("python", SKIP, "no agent configured")
     try:
         usable = usable_interpreters(seen)
@@ -187,16 +188,13 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
 
 
 def _command(board: Board) -> Generator[Check, None, bool]:
-    """Check that the configured program exists on an agentless board. Return False if the program does not exist."""
-    from hil.controller.devices.agentless.client import CommandClient
-
-    if isinstance(board.client, CommandClient):
-        try:
-            if place := board.client.find():
-                yield Check("command", PASS, place)
-        except HilError as error:
-            yield Check("command", FAIL, error.message, error.hint)
-            return False
+    """Check that the board has the configured program, if any. Return False if the program does not exist."""
+    try:
+        if place := board.client.find_command():
+            yield Check("command", PASS, place)
+    except HilError as error:
+        yield Check("command", FAIL, error.message, error.hint)
+        return False
     return True
 
 

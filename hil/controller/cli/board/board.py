@@ -100,11 +100,12 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
     """Measure round trips to a board's agent, and the clock error; without an agent, commands over SSH."""
+    from hil.controller.devices.choosing.board_resolver import capabilities_of
     from hil.core import clock
 
     choice = chosen_place(settings)
     fit = None
-    if choice.config.command.kind == "command":
+    if not capabilities_of(choice).clock:
         trips = []
         with shell_at(choice) as there:
             for _ in range(count):

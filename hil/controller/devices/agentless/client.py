@@ -27,6 +27,7 @@ from hil.controller.devices.agentless.scripts import DETAIL, BoardStore, Item, R
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
+from hil.controller.devices.program_inputs import check_inputs
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.board_config import RuntimeCommand, fill
@@ -98,6 +99,9 @@ class CommandClient(BoardClient):
         """End the process that reads programs."""
         self._isolated.close()
 
+    def close_session(self) -> None:
+        """Do nothing: a command reserves the board only while it runs."""
+
     # ---- the board
 
     def info(self) -> dict[str, Any]:
@@ -125,6 +129,14 @@ class CommandClient(BoardClient):
             "runtimes": [shown],
             "not_measured": list(self._not_measured),
         }
+
+    def notice(self) -> str:
+        """Return which command runs the programs, and what it does not measure."""
+        *first, last = self._not_measured
+        return (
+            f"no agent on {self._board}: using the command {posixpath.basename(self._title)} to run programs; "
+            f"{', '.join(first)} and {last} are not measured"
+        )
 
     def _state(self) -> dict[str, Any]:
         """Return the board state that may have changed since :meth:`info`."""
@@ -201,15 +213,22 @@ class CommandClient(BoardClient):
             paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
             places = {item.digest: self.store.place(item) for item in self._items(paths)}
             files = {name: places[artifact.digests[name]] for name in artifact.files}
-            command = self._place(self._program_path) if self._program_path else self.find()
+            command = self._place(self._program_path) if self._program_path else self.find_command()
         device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
         program_id = str(next(self._numbers))
         self._programs[program_id] = _Program(program_id, artifact, taken, files, command, device)
         return ProgramHandle(
-            program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version
+            program_id,
+            taken.function,
+            taken.inputs,
+            taken.outputs,
+            device=device,
+            version=self._version,
+            how="by command",
+            is_resident=False,
         )
 
-    def find(self) -> str:
+    def find_command(self) -> str:
         """Return the board's path of the config's program, or "" if hil installs the program.
 
         Raises BoardUnfit if the board does not have the program.
@@ -285,12 +304,15 @@ class CommandClient(BoardClient):
             state=seen,
             # IREE's tool uses the given device or fails. The placement of other commands is unknown.
             placement=(Part(program.device.split("://")[0]),) if takes_device and command.is_ours else None,
+            unchecked="the board has no agent",
             notes=tuple(notes),
-            command={
-                "line": shlex.join(argv),
-                "wall_s": walls,
-                "why": self._why,
-                "not_measured": [*([] if ends or DEVICE_TIME in lacking else [DEVICE_TIME]), *lacking],
+            provenance={
+                "command": {
+                    "line": shlex.join(argv),
+                    "wall_s": walls,
+                    "why": self._why,
+                    "not_measured": [*([] if ends or DEVICE_TIME in lacking else [DEVICE_TIME]), *lacking],
+                }
             },
         )
 
@@ -336,7 +358,7 @@ class CommandClient(BoardClient):
 
         The directory is removed at the end.
         """
-        signature.check_inputs(program.signature.function, program.signature.inputs, inputs)
+        check_inputs(program.signature.function, program.signature.inputs, inputs)
         with errors.locating(stage="run", board=self._board), self.store.run_folder() as run:
             try:
                 arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)

@@ -8,7 +8,7 @@ iree-run-module supports the dtype, else .bin. Outputs with unknown dtype are .n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hil.core.board_config import RuntimeCommand, fill
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.npy import load_npy
 from hil.core.results import Artifact
-from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, settled, type_text
+from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed, UsageError
 from hil.formats.iree_command import NUMBERS, give, is_number
 from hil.formats.iree_values import choose_function, functions_in, read_functions
@@ -83,23 +83,6 @@ def check_signature(signature: CommandSignature, command: RuntimeCommand) -> Non
                 f"{spec}: the command writes the elements of this {spec.dtype} output but not the shape",
                 hint="fix the dimensions with --dim NAME=SIZE, or use a board with an agent",
             )
-
-
-def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> None:
-    """Check that the function takes the inputs, as an agent does. Raises UsageError otherwise."""
-    if len(inputs) != len(specs):
-        raise UsageError(f"{function} takes {len(specs)} inputs, got {len(inputs)}")
-    for spec, array in zip(specs, inputs.values(), strict=True):
-        found = dtype_name(array.dtype)
-        if not spec.accepts(found, array.shape):
-            raise UsageError(f"{spec} does not accept a {type_text(found, array.shape)} tensor")
-
-
-def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
-    """Return whether the inputs match these specs."""
-    return len(specs) == len(inputs) and all(
-        spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in zip(specs, inputs.values(), strict=True)
-    )
 
 
 def write_inputs(

@@ -15,7 +15,7 @@ from typing import Any
 from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.agent import AGENT_KIND
-from hil.controller.devices.links.link import Link, LinkKind
+from hil.controller.devices.links.link import Capabilities, Link, LinkKind
 from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
@@ -46,6 +46,11 @@ def is_address(text: str) -> bool:
 
 def _find_kind(choice: BoardChoice) -> LinkKind | None:
     return next((kind for kind in KINDS if kind.is_for(choice)), None)
+
+
+def capabilities_of(choice: BoardChoice) -> Capabilities:
+    """Return what a board offers and needs, without connecting."""
+    return (_find_kind(choice) or AGENT_KIND).capabilities
 
 
 def check_faults(choice: BoardChoice, faults: Sequence[str]) -> None:

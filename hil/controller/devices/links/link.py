@@ -41,6 +41,23 @@ class Link:
     # the target.
     connect: Callable[[str], BoardClient] | None = None
 
+    def client(self, board: str) -> BoardClient:
+        """Return a new client for the board over this link. ``board`` is its name for errors."""
+        if self.connect is not None:
+            return self.connect(board)
+        from hil.controller.devices.agent_client.client import AgentClient
+
+        return AgentClient(self.target, board, over=self.over)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the boards of a link kind offer and need, known before connecting. Clients behave accordingly."""
+
+    sessions: bool = True  # a client reserves the board; False: each run waits until the board is free
+    clock: bool = True  # the board's clock can be pinged
+    python: bool = True  # the board needs Python
+
 
 @dataclass(frozen=True)
 class LinkKind:
@@ -54,6 +71,7 @@ class LinkKind:
     is_address: Callable[[str], bool] = lambda text: False
     serves: Callable[[BoardChoice], bool] | None = None  # whether this kind opens a board; None: decide by address
     takes_faults: bool = False
+    capabilities: Capabilities = Capabilities()
 
     def is_for(self, choice: BoardChoice) -> bool:
         """Return whether this kind opens the board."""

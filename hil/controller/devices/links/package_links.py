@@ -138,6 +138,8 @@ def _check_info(info: Any) -> None:
 _CLIENT: Mapping[str, Callable[[Any], None]] = {
     "info": _check_info,
     "payload_bytes_sent": is_a(int),
+    "notice": is_a(str),
+    "find_command": is_a(str),
     "open_session": is_a(int),
     "pings": is_a(list, tuple),
     "tools": is_a(Mapping),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
-from hil.controller.devices.links.link import Link, LinkKind
+from hil.controller.devices.links.link import Capabilities, Link, LinkKind
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardError, BoardLost, UsageError
 
@@ -107,5 +107,6 @@ COMMAND_KIND = LinkKind(
     "command",
     _connect_command,
     serves=lambda choice: bool(choice.without_agent) or choice.config.command.kind == "command",
+    capabilities=Capabilities(sessions=False, clock=False, python=False),
 )
 SSH_KIND = LinkKind("SSH", lambda choice: _AgentLink(choice, board=choice.target).open(), is_ssh_address)
