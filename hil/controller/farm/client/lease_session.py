@@ -17,7 +17,9 @@ from typing import Any
 import grpc
 import tomlkit
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
+from hil.controller.devices.choosing.board_resolver import capabilities_of
 from hil.controller.devices.links.link import Link
 from hil.controller.farm.client.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
@@ -157,10 +159,10 @@ class LeaseSession:
 
     @property
     def config(self) -> BoardConfig:
-        """Config of the leased board, valid during the lease. Raises NoSuchBoard if the board has no agent."""
+        """Config of the leased board, valid during the lease. Raises NoSuchBoard if the board has no sessions."""
         text = leased_config(self.held.card, self.held.grant, self.address)
         config = parse_board(text, Path(f"{self.name}.toml"))
-        if config.command.kind == "command":
+        if not capabilities_of(BoardChoice(config)).sessions:
             raise NoSuchBoard(
                 "boards without an agent cannot be leased",
                 board=self.name,

@@ -7,12 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from google.protobuf.json_format import MessageToDict
-
-from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.choosing.board_resolver import open_link
+from hil.controller.devices.board_client import AgentEndpoint, BoardClient
+from hil.controller.devices.choosing.board_resolver import capabilities_of, open_link
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, machine_id
@@ -45,15 +42,12 @@ class BoardConnection:
         self._held = contextlib.ExitStack()
         self._borrowed = False
         self._link: Link | None = None
-        self._client: AgentClient | None = None
+        self._client: BoardClient | None = None
 
     @property
-    def agentless(self) -> bool:
-        """Whether programs are run by command.
-
-        Such a board has no sessions, so several users may access the board at once.
-        """
-        return self.config.command.kind == "command"
+    def has_sessions(self) -> bool:
+        """Whether the board has sessions. Without them, several users may access the board at once."""
+        return capabilities_of(BoardChoice(self.config)).sessions
 
     @property
     def is_borrowed(self) -> bool:
@@ -87,11 +81,10 @@ class BoardConnection:
 
     def look(self) -> None:
         """Connect if necessary, and read the board's description."""
-        if self.agentless:
+        if not self.has_sessions:
             self._acquire_place()
             return
-        seen = self._call_with_reconnect(lambda: self._open_client().describe())
-        self.info = MessageToDict(seen, preserving_proto_field_name=True)
+        self.info = self._call_with_reconnect(lambda: self._open_client().info())
         fence = int(self.info.get("fence", 0))
         if fence >= MOST_FENCE:
             raise BoardError(
@@ -138,7 +131,7 @@ class BoardConnection:
 
         if self._link is None:
             self.look()
-        if self.agentless:
+        if not self.has_sessions:
             return
         try:
             self._call_with_reconnect(take)
@@ -156,8 +149,8 @@ class BoardConnection:
         """Return True if a session with this fence is open."""
         if self._link is None:
             return False
-        seen = self._open_client().describe()
-        return seen.HasField("holder") and seen.holder.fence == fence
+        holder = self._open_client().info().get("holder")
+        return holder is not None and int(holder.get("fence", 0)) == fence
 
     def choice(self, grant: Grant) -> BoardChoice:
         """Return the board for a lease's job, with the lease's fence and open session."""
@@ -165,14 +158,14 @@ class BoardConnection:
         config = lease_config(self.config, address, grant.fence, describe_lease(self.card(), grant))
         return BoardChoice(config, connect=self._hand_over if address else None)
 
-    def _hand_over(self, board: str) -> AgentClient:
+    def _hand_over(self, board: str) -> BoardClient:
         """Hand over the client with the open session. If either no longer exists, return a new client."""
         assert self._link is not None
         client, self._client = self._client, None
         if client is not None and not client.has_session:
             client.close()
             client = None
-        return client or AgentClient(self._link.target, board)
+        return client or self._link.client(board)
 
     def hang_up(self) -> None:
         """Close the link. The link is reopened on demand."""
@@ -194,12 +187,12 @@ class BoardConnection:
             self.config = self._held.enter_context(borrowed(self.config, self.site.host))
             self._borrowed = True
 
-    def _open_client(self, runtime: str = "", say: TextSink | None = None) -> AgentClient:
+    def _open_client(self, runtime: str = "", say: TextSink | None = None) -> BoardClient:
         if self._link is None:
             self._acquire_place()
             self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))
         if self._client is None:
-            self._client = AgentClient(self._link.target, self.post.name)
+            self._client = self._link.client(self.post.name)
         return self._client
 
 
@@ -230,7 +223,7 @@ def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
         "devices": sorted({device for one in runtimes.values() for device in one.get("devices", ())}),
         "agent": info.get("agent_version"),
         "simulated": bool(info.get("simulated")) or config.simulator is not None,
-        "agentless": config.command.kind == "command",
+        "agentless": not capabilities_of(BoardChoice(config)).sessions,
         **{name: one.get("version") for name, one in runtimes.items()},
     }
     return {**{key: value for key, value in found.items() if value}, **config.labels}
