@@ -40,7 +40,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.core.digest import digest_file
+from hil.core.files import digest_file
 from hil.core.tensors import TensorSpec
 from hil.plugins import Artifact, ExecuTorchBackend, Flow, Format, Importer, Recipe, Reference
 from hil.plugins import load_tensors, save_tensors
