@@ -1,4 +1,4 @@
-"""Records of runs as `hil run` writes them."""
+"""Records as `hil run` and `hil bench` write them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hil.controller.records.base import make_record
+from hil.controller.records.bench import BenchRecord
 from hil.controller.records.run import RunCase, RunRecord, make_run, make_run_case
 
-_RUN = json.loads((Path(__file__).parent / "web_records.json").read_text())["run"]
+_RECORDS = json.loads((Path(__file__).parent / "web_records.json").read_text())
+_RUN = _RECORDS["run"]
 
 
 def run_case(**values: Any) -> RunCase:
@@ -20,3 +23,8 @@ def run_case(**values: Any) -> RunCase:
 def run_record(*cases: RunCase, **values: Any) -> RunRecord:
     """Return the record of a run with these cases."""
     return make_run({**_RUN, "cases": [case.to_json() for case in cases], **values})
+
+
+def bench_record() -> BenchRecord:
+    """Return the record of a bench of one program."""
+    return make_record(_RECORDS["bench"], BenchRecord)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from typing_extensions import Self
 
+    from hil.controller.records.base import Record
     from hil.controller.records.run import RunRecord
     from hil.controller.records.suite import CaseRecord
     from hil.controller.storage.screen.console import Console
@@ -37,7 +38,7 @@ def print_json(document: Any) -> None:
 
 
 def answer(
-    as_json: bool, document: Mapping[str, Any] | RunRecord, *lines: str, show: Callable[[], object] | None = None
+    as_json: bool, document: Mapping[str, Any] | Record, *lines: str, show: Callable[[], object] | None = None
 ) -> int:
     """Print the document as JSON, or call ``show`` and print the lines. Return the document's exit code."""
     values = document if isinstance(document, Mapping) else document.to_json()

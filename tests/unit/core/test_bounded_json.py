@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.run_records import run_record
 
-from hil.controller.analysis.bench.store import read_document
+from hil.controller.analysis.bench.store import read_bench
 from hil.controller.analysis.profile.store import read_profile
 from hil.controller.storage.runs import Run, RunStore
 from hil.controller.storage.tensor_files import load_tensors
@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "suite.json": SuiteRun.open,
     "matrix.json": load_matrix,
     "profile.json": read_profile,
-    "bench.json": lambda folder: read_document(Run(folder, run_record(id="one"))),
+    "bench.json": lambda folder: read_bench(Run(folder, run_record(id="one"))),
     "index.json": load_tensors,
 }
 

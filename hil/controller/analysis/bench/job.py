@@ -8,15 +8,14 @@ import random
 import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
-    bench_document,
     keep_program,
+    record_bench,
     sample_file,
     stored_case,
     write_google,
@@ -33,6 +32,7 @@ from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
+from hil.controller.records.bench import BenchProgram, BenchRecord
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
@@ -71,11 +71,11 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
 _COPIES_MOST = 32
 
 
-def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
+def run_bench(bench: BenchJob, *, screen: Progress) -> BenchRecord:
     """Measure one program, or two in turns, and store results as soon as they are available.
 
     Returns:
-        ``bench`` of docs/commands.schema.json; after Ctrl-C, with the measurements so far.
+        The record; after Ctrl-C, with the measurements so far.
 
     Raises:
         UsageError: an option is invalid or unsupported. hil ran nothing.
@@ -132,9 +132,9 @@ class _BenchRun:
         self.jobs: list[Job] = []
         self.cases: list[Case] = []
         self.sides: list[BenchSide] = []
-        self.programs: dict[str, dict[str, Any]] = {}
+        self.programs: dict[str, BenchProgram] = {}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> BenchRecord:
         base = self.store.open(self.bench.against) if self.bench.against else None
         # Report usage errors before anything is stored.
         self._import_cases(base)
@@ -236,7 +236,7 @@ class _BenchRun:
         return self.runner.judge(case)
 
     def _measure_sides(self, run: Run) -> None:
-        write_json(run.folder / "bench.json", self._build_document(run, finished=False))
+        write_json(run.folder / "bench.json", self._record_bench(run, finished=False).to_json())
         title = " and ".join(case.name for case in self.cases)
         order = random.Random(secrets.randbits(64))
 
@@ -256,7 +256,7 @@ class _BenchRun:
         finally:
             self.screen.end(title)
 
-    def _finish_run(self, run: Run, interrupted: bool) -> dict[str, Any]:
+    def _finish_run(self, run: Run, interrupted: bool) -> BenchRecord:
         for side in self.sides:
             if side.batches and side.result is not None:
                 first = [batch for batch in side.batches if batch.copy == 0]
@@ -277,17 +277,17 @@ class _BenchRun:
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:
             self.recorder.write(case)
-        document = self._build_document(run, finished=not interrupted, interrupted=interrupted)
-        document["folder"] = self.recorder.finish(document["exit_code"], finished=not interrupted).folder
-        if document["folder"]:
-            write_json(run.folder / "bench.json", document)
+        record = self._record_bench(run, finished=not interrupted, interrupted=interrupted)
+        record.folder = self.recorder.finish(record.exit_code, finished=not interrupted).folder or ""
+        if record.folder:
+            write_json(run.folder / "bench.json", record.to_json())
         if self.bench.benchmark_out is not None:
-            write_google(self.bench.benchmark_out, document, self.sides)
-        return document
+            write_google(self.bench.benchmark_out, record, self.sides)
+        return record
 
-    def _build_document(self, run: Run, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
+    def _record_bench(self, run: Run, *, finished: bool, interrupted: bool = False) -> BenchRecord:
         code = EXIT_INTERRUPTED if interrupted else None
-        return bench_document(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
+        return record_bench(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
 
     def _report_stage(self, case: Case, stage: Stage, note: str) -> None:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())

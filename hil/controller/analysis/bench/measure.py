@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from hil.controller.analysis.bench.stats import (
     Batch,
     BenchJob,
-    Comparison,
     Nanoseconds,
     compare_rounds,
     is_precise,
@@ -23,6 +23,7 @@ from hil.controller.analysis.bench.stats import (
 )
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
+from hil.controller.records.bench import SpeedComparison
 from hil.core import clock
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
@@ -63,7 +64,7 @@ class BenchSide:
     first_run_ns: int | None = None  # the first, cold iteration; None if the board does not report it
     batches: list[Batch] = field(default_factory=list)
     result: RunResult | None = None
-    clock: str = "board"  # ``board``, or ``host`` if the board does not report device times
+    clock: Literal["board", "host"] = "board"  # ``board``, or ``host`` if the board does not report device times
     warmup: int = 0  # untimed iterations after loading, before measuring
     warmup_s: float = 0.0  # total warm-up time in seconds
     loads: int = 0  # how often the program was loaded for measuring
@@ -162,7 +163,7 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
                 rows += rows[-LEAST_ROUNDS:]
 
 
-def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> Comparison | None:
+def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedComparison | None:
     """Compare B with A; None without two sides, or with too few rounds."""
     if len(sides) < 2:
         return None

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.bench import BenchTimes, Drift, Interval, SpeedComparison, SpeedVerdict
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -65,54 +66,6 @@ class Batch:
     duration_ns: Nanoseconds
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval. ``level`` is the probability that the interval contains the true value."""
-
-    low: float
-    high: float
-    level: float
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A trend in iteration times during the measurement."""
-
-    change: float  # from first to last, relative to the median, by the robust slope; 0.02 is 2 % slower
-    p_value: float  # probability that data without a trend shows such a trend
-    marked: bool  # True if the trend is significant and large enough to report
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Statistics of a side's iterations, in nanoseconds."""
-
-    iterations: int
-    p10_ns: float
-    p50_ns: float
-    p90_ns: float
-    p99_ns: float
-    min_ns: float
-    max_ns: float
-    mean_ns: float
-    stdev_ns: float
-    median: Interval | None  # the median's confidence interval; None with too few iterations
-    drift: Drift | None  # None with too few iterations
-    outliers: int  # iterations longer than ``outlier_above_ns``
-    outlier_above_ns: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison between A and B, from alternating turns in rounds with newly loaded programs."""
-
-    ratio: float  # B's undisturbed time divided by A's (see the module's docstring): above 1 is slower
-    interval: Interval
-    rounds: int
-    min_effect: float
-    verdict: str  # ``no difference``, ``faster`` or ``slower``, for B against A
-
-
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.99
@@ -134,12 +87,12 @@ _OUTLIER_SIGMAS = 5.0
 _OUTLIER_SHARE = 0.05
 
 
-def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> Summary:
+def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> BenchTimes:
     """Summarise a side's iterations. Mark a drift that exceeds ``drift_share``, relative to the median."""
     p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
     spread = _SIGMA_BY_MAD * float(np.median(np.abs(durations - p50)))
     above = p50 + max(_OUTLIER_SIGMAS * spread, _OUTLIER_SHARE * p50)
-    return Summary(
+    return BenchTimes(
         iterations=int(durations.size),
         p10_ns=p10,
         p50_ns=p50,
@@ -195,7 +148,7 @@ def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Dr
     variance = _compute_trend_variance(values, slope * times)
     score = (abs(rises) - 1) / math.sqrt(variance) if variance > 0 and rises else 0.0
     p_value = min(2 * _NORMAL.cdf(-max(score, 0.0)), 1.0)
-    return Drift(change, p_value, p_value < _DRIFT_P and abs(change) > share)
+    return Drift(change=change, p_value=p_value, marked=p_value < _DRIFT_P and abs(change) > share)
 
 
 def _compute_trend_variance(values: Floats, trend: Floats) -> float:
@@ -224,7 +177,9 @@ def round_log_ratios(batches: Sequence[Batch]) -> Floats:
     return np.array([float(np.mean(sides["B"]) - np.mean(sides["A"])) for sides in whole], np.float64)
 
 
-def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVEL, seed: int = 0) -> Comparison | None:
+def compare_rounds(
+    log_ratios: Floats, *, min_effect: float, level: float = LEVEL, seed: int = 0
+) -> SpeedComparison | None:
     """Compare B with A; return None with fewer rounds than :data:`LEAST_REPEATS`.
 
     A difference is reported only if the ratio's interval excludes 1 and the ratio differs from 1 by more than
@@ -236,10 +191,11 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
     drawn = np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds))
     ratio = math.exp(float(_compute_trimmed_means(log_ratios[None, :])[0]))
     logs = _bootstrap_interval(_compute_trimmed_means(log_ratios[drawn]), rounds, level)
-    return _build_comparison(ratio, Interval(math.exp(logs.low), math.exp(logs.high), level), int(rounds), min_effect)
+    interval = Interval(low=math.exp(logs.low), high=math.exp(logs.high), level=level)
+    return _build_comparison(ratio, interval, int(rounds), min_effect)
 
 
-def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> Comparison | None:
+def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> SpeedComparison | None:
     """Compare the times of B and A, which were not measured in turns. Return None with too few samples.
 
     A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
@@ -288,16 +244,18 @@ class Comparisons:
     level: float
     min_effect: float
 
-    def of(self, index: int) -> Comparison | None:
+    def of(self, index: int) -> SpeedComparison | None:
         """Return the comparison of a pair of sets; None with too few samples."""
         if not self.told[index]:
             return None
-        ratio, interval = (
-            float(self.ratio[index]),
-            Interval(float(self.low[index]), float(self.high[index]), self.level),
+        ratio = float(self.ratio[index])
+        return SpeedComparison(
+            ratio=ratio,
+            interval=Interval(low=float(self.low[index]), high=float(self.high[index]), level=self.level),
+            rounds=int(self.repeats[index]),
+            min_effect=self.min_effect,
+            verdict=_classify_ratio(ratio, differs=bool(self.differs[index])),
         )
-        verdict = _classify_ratio(ratio, differs=bool(self.differs[index]))
-        return Comparison(ratio, interval, int(self.repeats[index]), self.min_effect, verdict)
 
 
 def compare_spreads(
@@ -321,9 +279,10 @@ def compare_spreads(
     return Comparisons(told, ratio, low, high, np.minimum(a.count, b.count), differs, level, min_effect)
 
 
-def _build_comparison(ratio: float, interval: Interval, repeats: int, min_effect: float) -> Comparison:
+def _build_comparison(ratio: float, interval: Interval, repeats: int, min_effect: float) -> SpeedComparison:
     differs = bool(_is_different(ratio, interval.low, interval.high, min_effect))
-    return Comparison(ratio, interval, repeats, min_effect, _classify_ratio(ratio, differs=differs))
+    verdict = _classify_ratio(ratio, differs=differs)
+    return SpeedComparison(ratio=ratio, interval=interval, rounds=repeats, min_effect=min_effect, verdict=verdict)
 
 
 def _is_different(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
@@ -331,13 +290,13 @@ def _is_different(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
     return (abs(ratio - 1) > min_effect) & ((low > 1) | (high < 1))
 
 
-def _classify_ratio(ratio: float, *, differs: bool) -> str:
+def _classify_ratio(ratio: float, *, differs: bool) -> SpeedVerdict:
     if not differs:
         return "no difference"
     return "slower" if ratio > 1 else "faster"
 
 
-def is_precise(found: Comparison) -> bool:
+def is_precise(found: SpeedComparison) -> bool:
     """Return True if the ratio's interval is narrow enough to detect the smallest effect.
 
     Measuring until the interval is narrow does not change the level (Chow and Robbins, 1965), unlike measuring until
@@ -362,7 +321,7 @@ def _bootstrap_interval(resampled: Floats, repeats: int, level: float) -> Interv
     wide = math.sqrt(repeats / (repeats - 1)) * student_quantile((1 + level) / 2, repeats - 1)
     tail = _NORMAL.cdf(-wide)
     low, high = np.quantile(resampled, (tail, 1 - tail))
-    return Interval(float(low), float(high), level)
+    return Interval(low=float(low), high=float(high), level=level)
 
 
 def student_quantile(share: float, freedom: Any) -> Any:

@@ -15,38 +15,46 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides
-from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
+from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
-from hil.controller.pipeline.records.record import record_case
+from hil.controller.pipeline.records.record import record_case, record_specs
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.base import make_record, read_record
+from hil.controller.records.bench import (
+    BenchProgram,
+    BenchRecord,
+    SideLabel,
+    SideRecord,
+    SideTimings,
+    SpeedComparison,
+    TimeHistogram,
+)
+from hil.controller.records.run import StoredProvenance, StoredRepetition
 from hil.controller.storage.runs import Run, storing, write_file
-from hil.core.bounded_json import read_json
 from hil.core.files import copy_file
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
-def read_document(run: Run) -> dict[str, Any]:
+def read_bench(run: Run) -> BenchRecord:
     """Read bench.json.
 
     Raises:
         UsageError: the run is not a bench.
     """
     try:
-        document: dict[str, Any] = read_json(run.folder / "bench.json")
-    except (OSError, ValueError) as error:
+        return read_record(run.folder / "bench.json", BenchRecord)
+    except UsageError as error:
         raise UsageError(f"run {run.id} is not a bench", hint="choose a run stored by `hil bench`") from error
-    return document
 
 
 @contextlib.contextmanager
@@ -71,8 +79,8 @@ def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
         yield append
 
 
-def keep_program(run: Run, case: Case) -> dict[str, Any]:
-    """Copy a case's program into the run, for a later ``--against``; return the entry for bench.json."""
+def keep_program(run: Run, case: Case) -> BenchProgram:
+    """Copy a case's program into the run, for a later ``--against``; return its record."""
     artifact = case.artifact
     assert artifact is not None
     folder = run.folder / case.name / "program"
@@ -81,12 +89,16 @@ def keep_program(run: Run, case: Case) -> dict[str, Any]:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             copy_file(path, target)
-    fields = ("runtime", "main", "digests", "function", "compiler", "flags")
-    return {
-        **{name: getattr(artifact, name) for name in fields},
-        "folder": str(folder.relative_to(run.folder)),
-        "outputs": None if artifact.outputs is None else [asdict(spec) for spec in artifact.outputs],
-    }
+    return BenchProgram(
+        runtime=artifact.runtime,
+        main=artifact.main,
+        digests=dict(artifact.digests),
+        function=artifact.function,
+        compiler=artifact.compiler,
+        flags=list(artifact.flags),
+        folder=str(folder.relative_to(run.folder)),
+        outputs=record_specs(artifact.outputs),
+    )
 
 
 def stored_case(run: Run) -> tuple[Job, Case]:
@@ -95,22 +107,23 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     Raises:
         UsageError: the run is not a bench, or ended before the program could run, or the program files are missing.
     """
-    document = read_document(run)
-    side, case = document["sides"][-1], run.record.cases[-1]
-    program, job = side["program"], Job.of_record(run.record.request)
-    if not program or not case.inputs:
+    program, case = read_bench(run).sides[-1].program, run.record.cases[-1]
+    job = Job.of_record(run.record.request)
+    if program is None or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
-    place = Path(program["folder"])
-    specs = program["outputs"]
+    place = Path(program.folder)
+    specs = program.outputs
     artifact = Artifact(
-        runtime=program["runtime"],
-        main=program["main"],
-        files={name: run.own(str(place / name)) for name in program["digests"]},
-        digests=program["digests"],
-        function=program["function"],
-        compiler=program["compiler"],
-        flags=tuple(program["flags"]),
-        outputs=specs and tuple(TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in specs),
+        runtime=program.runtime,
+        main=program.main,
+        files={name: run.own(str(place / name)) for name in program.digests},
+        digests=program.digests,
+        function=program.function,
+        compiler=program.compiler,
+        flags=tuple(program.flags),
+        outputs=None
+        if specs is None
+        else tuple(TensorSpec(spec.name, spec.dtype, tuple(spec.shape)) for spec in specs),
         cached=True,
     )
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]
@@ -137,48 +150,48 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     return job, again
 
 
-SCHEMA = 1
+_LABELS: Sequence[SideLabel] = ("A", "B")
 _BINS = 16
 _COURSE = 16
 
 
-def bench_document(
+def record_bench(
     run: Run,
     bench: BenchJob,
     cases: Sequence[Case],
     sides: Sequence[BenchSide],
-    programs: Mapping[str, Mapping[str, Any]],
+    programs: Mapping[str, BenchProgram],
     *,
     finished: bool,
     exit_code: int | None = None,
-) -> dict[str, Any]:
-    """Return a bench's current document.
+) -> BenchRecord:
+    """Return a bench's current record.
 
     Args:
         sides: the sides that are ready to be measured.
-        programs: case name -> entry for the stored program.
+        programs: case name -> record of the stored program.
         exit_code: None derives the exit code from the outcomes and the comparison.
     """
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)
-    documents = [
-        _build_side_record(label, case, by_name.get(case.name), programs, bench)
-        for label, case in zip("AB", cases, strict=False)
+    records = [
+        _record_side(label, case, by_name.get(case.name), programs.get(case.name), bench)
+        for label, case in zip(_LABELS, cases, strict=False)
     ]
     if bench.against:
-        documents[0]["from_run"] = bench.against
-    return {
-        "schema": SCHEMA,
-        "id": run.id,
-        "folder": str(run.folder),
-        "created": run.record.created,
-        "origin": run.record.origin,
-        "finished": finished,
-        "concurrency": bench.concurrency,
-        "sides": documents,
-        "comparison": compared and asdict(compared),
-        "exit_code": _find_exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
-    }
+        records[0].from_run = bench.against
+    return BenchRecord(
+        schema=1,
+        id=run.id,
+        folder=str(run.folder),
+        created=run.record.created,
+        origin=run.record.origin,
+        finished=finished,
+        concurrency=bench.concurrency,
+        sides=records,
+        comparison=compared,
+        exit_code=_find_exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
+    )
 
 
 def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
@@ -202,61 +215,61 @@ def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nano
     return start_ns[order], duration_ns[order], start_ns.size / window * 1e9 if window else 0.0
 
 
-def _build_side_record(
-    label: str, case: Case, side: BenchSide | None, programs: Mapping[str, Mapping[str, Any]], bench: BenchJob
-) -> dict[str, Any]:
+def _record_side(
+    label: SideLabel, case: Case, side: BenchSide | None, program: BenchProgram | None, bench: BenchJob
+) -> SideRecord:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
     starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
     measured = result or case.result
-    provenance = measured.provenance if measured else {}
-    return {
-        "label": label,
-        "name": case.name,
-        "model": str(case.path),
-        "from_run": None,
-        "board": side.board.name if side else None,
-        "runtime": artifact and artifact.runtime,
-        "runtime_version": provenance.get("runtime_version"),
-        "device": provenance.get("device"),
-        "placement": provenance.get("placement"),
-        "elsewhere": provenance.get("elsewhere", ""),
-        "outcome": case.outcome and case.outcome.value,
-        "reason": case.reason,
-        "hint": hint_for_case(record_case(case, {})),
-        "against": [verdict.against for verdict in case.verdicts],
-        "clock": side.clock if side else None,
-        "loads": side.loads if side else 0,
-        "warmup": side.warmup if side else 0,
-        "timings": {
-            "import_s": timings.import_s,
-            "compile_s": timings.compile_s,
-            "push_s": timings.push_s,
-            "load_s": timings.load_s,
-            "first_run_s": side.first_run_ns / 1e9 if side and side.first_run_ns is not None else None,
-            "warmup_s": side.warmup_s if side and side.loads else None,
-            "steady_s": float(durations.sum()) / 1e9 if durations.size else None,
-            "fetch_s": timings.fetch_s,
-        },
-        "compiled_from_cache": bool(artifact and artifact.cached),
-        "times": asdict(summarise(starts, durations, drift_share=bench.min_effect)) if durations.size else None,
-        "histogram": _build_histogram(durations) if durations.size else None,
-        "course_ns": [float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
-        "iterations_per_s": rate,
-        "repetition": side.repetition.record() if side and side.repetition else None,
-        "peak_memory_bytes": side.peak_memory_bytes if side else None,
-        "parallelism": side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
-        "program": programs.get(case.name),
-    }
+    provenance = make_record(measured.provenance, StoredProvenance) if measured else None
+    return SideRecord(
+        label=label,
+        name=case.name,
+        model=str(case.path),
+        from_run=None,
+        board=side.board.name if side else None,
+        runtime=artifact.runtime if artifact else None,
+        runtime_version=provenance.runtime_version if provenance else None,
+        device=provenance.device if provenance else None,
+        placement=(provenance.placement or None) if provenance else None,
+        elsewhere=(provenance.elsewhere or "") if provenance else "",
+        outcome=case.outcome,
+        reason=case.reason,
+        hint=hint_for_case(record_case(case, {})),
+        against=[verdict.against for verdict in case.verdicts],
+        clock=side.clock if side else None,
+        loads=side.loads if side else 0,
+        warmup=side.warmup if side else 0,
+        timings=SideTimings(
+            import_s=timings.import_s,
+            compile_s=timings.compile_s,
+            push_s=timings.push_s,
+            load_s=timings.load_s,
+            first_run_s=side.first_run_ns / 1e9 if side and side.first_run_ns is not None else None,
+            warmup_s=side.warmup_s if side and side.loads else None,
+            steady_s=float(durations.sum()) / 1e9 if durations.size else None,
+            fetch_s=timings.fetch_s,
+        ),
+        compiled_from_cache=bool(artifact and artifact.cached),
+        times=summarise(starts, durations, drift_share=bench.min_effect) if durations.size else None,
+        histogram=_build_histogram(durations) if durations.size else None,
+        course_ns=[float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
+        iterations_per_s=rate,
+        repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
+        peak_memory_bytes=side.peak_memory_bytes if side else None,
+        parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
+        program=program,
+    )
 
 
-def _build_histogram(durations: Nanoseconds) -> dict[str, Any]:
+def _build_histogram(durations: Nanoseconds) -> TimeHistogram:
     """Count iterations in equally wide bins up to the 99th percentile. The last bin includes all longer iterations."""
     low, high = float(durations.min()), float(np.percentile(durations, 99))
     counts, _ = np.histogram(np.minimum(durations, high), bins=_BINS, range=(low, max(high, low + 1)))
-    return {"low_ns": low, "high_ns": high, "counts": counts.tolist()}
+    return TimeHistogram(low_ns=low, high_ns=high, counts=counts.tolist())
 
 
-def _find_exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
+def _find_exit_code(cases: Sequence[Case], compared: SpeedComparison | None, allowed: float | None) -> int:
     """Return the exit code of the most severe outcome.
 
     The code is 5 if a program could not be run, and 1 if B is slower by more than allowed.
@@ -269,13 +282,13 @@ def _find_exit_code(cases: Sequence[Case], compared: Comparison | None, allowed:
     return code or EXIT_FAIL
 
 
-def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[BenchSide]) -> None:
+def write_google(path: Path, record: BenchRecord, sides: Sequence[BenchSide]) -> None:
     """Write a bench in Google Benchmark's JSON format.
 
     ``cpu_time`` is the real time multiplied by the mean number of busy cores, or the real time if unknown.
     """
     context = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(record.created)),
         "host_name": platform.node(),
         "executable": "hil bench",
         "num_cpus": os.cpu_count() or 1,
@@ -286,11 +299,11 @@ def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[BenchS
         "library_build_type": "release",
         "json_schema_version": 1,
         "boards": ", ".join(dict.fromkeys(side.board.name for side in sides)),
-        "run": document["id"],
+        "run": record.id,
     }
     rows: list[dict[str, Any]] = []
     for family, side in enumerate(one for one in sides if one.batches):
-        rows += _build_google_rows(side, family, document["concurrency"])
+        rows += _build_google_rows(side, family, record.concurrency)
     text = json.dumps({"context": context, "benchmarks": rows}, indent=2) + "\n"
     write_file(path, text, option="--benchmark-out", make_folder=True)
 

@@ -113,8 +113,8 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     if job.flagfile:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:
-        document = run_bench(BenchJob(job, **own), screen=screen)
-    return answer(as_json, document, show=lambda: print_bench(table_console(), document))
+        record = run_bench(BenchJob(job, **own), screen=screen)
+    return answer(as_json, record, show=lambda: print_bench(table_console(), record))
 
 
 def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:

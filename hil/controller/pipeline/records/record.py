@@ -86,8 +86,8 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         if model is None
         else StoredModel(
             **_pick_fields(model, "format", "digest", "function"),
-            inputs=_record_specs(model.inputs),
-            outputs=_record_specs(model.outputs),
+            inputs=record_specs(model.inputs),
+            outputs=record_specs(model.outputs),
         ),
         artifact=_record_artifact(case),
         timings=StageTimes(**vars(case.timings)),
@@ -191,7 +191,8 @@ def _pick_fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _record_specs(specs: Sequence[TensorSpec] | None) -> list[StoredSpec] | None:
+def record_specs(specs: Sequence[TensorSpec] | None) -> list[StoredSpec] | None:
+    """Return the records of a model's inputs or outputs; None if unknown."""
     return None if specs is None else [StoredSpec(**{**vars(spec), "shape": list(spec.shape)}) for spec in specs]
 
 

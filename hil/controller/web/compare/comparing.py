@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Comparison
+from hil.controller.records.bench import SpeedComparison
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import WordLookup
 from hil.controller.web.compare.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, movers_of
@@ -80,7 +80,7 @@ class Mover:
     count_before: int
     count_after: int
     ratio: float | None  # after / before; for multiple device times, from geometric means
-    comparison: Comparison | None  # set if there are enough samples for an interval
+    comparison: SpeedComparison | None  # set if there are enough samples for an interval
     verdict: str
     why: str = ""  # reason for the verdict
     cases: int = 1  # for program sizes: how many cases share the program

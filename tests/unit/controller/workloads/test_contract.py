@@ -214,8 +214,8 @@ def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
 
 def by_bench(place: Path, **how: Any) -> dict[str, str]:
     job = Job(models=models(place / "models", "b"), board=A, runtime="onnxruntime", out=place / "runs", **how)
-    document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
-    record = json.loads((Path(document["folder"]) / "run.json").read_text())
+    folder = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet()).folder
+    record = json.loads((Path(folder) / "run.json").read_text())
     return {case["name"]: case["outcome"] for case in record["cases"]}
 
 
@@ -401,7 +401,9 @@ def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "bench":
         # The measurement after the trial is not part of the contract.
         monkeypatch.setattr(bench_job, "measure", lambda *_: None)
-        monkeypatch.setattr(bench_job._BenchRun, "_finish_run", lambda bench, run, _: {"folder": str(run.folder)})
+        monkeypatch.setattr(
+            bench_job._BenchRun, "_finish_run", lambda bench, run, _: SimpleNamespace(folder=str(run.folder))
+        )
     return WORKLOADS[request.param]
 
 
@@ -423,8 +425,8 @@ def test_bench_skips_measurement_after_failed_load(
     fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
     monkeypatch.setattr(bench_job, "measure", lambda *_: pytest.fail("nothing was loaded"))
     job = Job(models=models(tmp_path / "models", "b"), board=A, runtime="onnxruntime", out=tmp_path / "runs")
-    document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
-    assert (document["sides"][0]["outcome"], document["exit_code"]) == ("SKIP", EXIT_NOTHING_RAN)
+    record = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
+    assert (record.sides[0].outcome, record.exit_code) == (Outcome.SKIP, EXIT_NOTHING_RAN)
 
 
 def test_pytest_skips_unsupported_program_with_reason(fake_boards: FakeBoards, pytester: pytest.Pytester) -> None:

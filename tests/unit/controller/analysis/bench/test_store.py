@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.bench_boards import read_samples
+from support.run_records import bench_record
 
 from hil.controller.analysis.bench.stats import Batch
-from hil.controller.analysis.bench.store import read_document, sample_file
+from hil.controller.analysis.bench.store import read_bench, sample_file
 from hil.controller.storage.runs import RunStore, write_json
 from hil.errors import StorageError, UsageError
 
@@ -43,12 +44,19 @@ def test_samples_are_stored_on_each_append(tmp_path):
             assert len(read_samples(tmp_path)) == number
 
 
-def test_read_document_rejects_runs_without_bench(tmp_path):
+def test_read_bench_rejects_runs_without_bench(tmp_path):
     run = RunStore(tmp_path).create("plain", {})
     with pytest.raises(UsageError, match="is not a bench"):
-        read_document(run)
-    write_json(run.folder / "bench.json", {"sides": [], "ratio": float("nan")})
-    assert read_document(run) == {"sides": [], "ratio": "nan"}
+        read_bench(run)
+    write_json(run.folder / "bench.json", {"sides": []})
+    with pytest.raises(UsageError, match="is not a bench"):
+        read_bench(run)
+
+
+def test_read_bench_returns_stored_record(tmp_path):
+    run, record = RunStore(tmp_path).create("bench", {}), bench_record()
+    write_json(run.folder / "bench.json", record.to_json())
+    assert read_bench(run) == record
 
 
 def test_sample_file_reports_unwritable_directory(tmp_path):
