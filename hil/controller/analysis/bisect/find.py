@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,9 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.compare.comparison import OutputComparison
-from hil.compare.verdict import compare_output, outcome_of
-from hil.controller.analysis.bisect.result import WAYS, BisectFinding, Bisection, LayerFinding
+from hil.compare.verdict import compare_output
+from hil.controller.analysis.bisect.result import (
+    WAYS,
+    describe_verdict,
+    find_exit_code,
+    find_first_wrong,
+    make_finding,
+)
 from hil.controller.analysis.bisect.subject import BisectSubject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
@@ -24,15 +28,20 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.records.record import record_comparison, record_verdict
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.records.base import make_record
+from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
+from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.run import StoredProvenance
 from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import store_tensors, storing
+from hil.controller.storage.runs import store_tensors, storing, write_json
 from hil.core.files import copy_file
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.core.scratch import temporary_folder
@@ -50,12 +59,12 @@ def bisect(
     options: Options | None = None,
     flow: Flow | None = None,
     artifact_model: Path | None = None,
-    ways: Collection[str] = WAYS,
+    ways: Collection[BisectWay] = WAYS,
     group: str = "node",
     faults: tuple[str, ...] = (),
     wait_s: float = 60.0,
     out: Path | None = None,
-) -> Bisection:
+) -> BisectRecord:
     """Find a model's first layer that is wrong on a board.
 
     *Isolated*: each layer is compiled separately and receives the reference's activations. So this layer causes any
@@ -113,9 +122,11 @@ def bisect(
         bench = _TrialRunner(
             subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
         )
-        layers, models, notes = _run_trials(bench, ways)
+        found, notes = _run_trials(bench, ways)
     source, runtime = subject.activations.source, chosen.runtime or choice.config.runtime
-    found = Bisection(
+    first_isolated, first_cumulative = find_first_wrong(found, "isolated"), find_first_wrong(found, "cumulative")
+    record = BisectRecord(
+        schema=1,
         model=str(model),
         artifact_model=str(artifact_model or model),
         board=used[0],
@@ -123,20 +134,23 @@ def bisect(
         runtime=runtime,
         flow=flow.name if flow else "",
         against=relation_of(runtime, source.partition(" ")[0]).named(source),
-        layers=layers,
-        whole=models.get(_WHOLE),
-        exposed=models.get(_EXPOSED),
-        notes=tuple(notes),
+        layers=found.layers,
+        whole=found.whole,
+        exposed=found.exposed,
+        notes=notes,
         folder=str(out or ""),
         created=begun,
-        origin=origin_of(asked.labels).to_json(),
+        origin=origin_of(asked.labels),
         command=typed_command(),
         model_digest=subject.digest,
+        first_isolated=first_isolated.name if first_isolated else None,
+        first_cumulative=first_cumulative.name if first_cumulative else None,
+        verdict=describe_verdict(found),
+        exit_code=find_exit_code(found),
     )
     if out is not None:
-        with storing(out):
-            (out / "bisect.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
-    return found
+        write_json(out / "bisect.json", record.to_json())
+    return record
 
 
 @dataclass(frozen=True)
@@ -179,9 +193,9 @@ class _TrialRunner:
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
                 found = finding_of(case, self.subject.options.rtol, *judged[case.name])
-                provenance = case.result.provenance if case.result else {}
-                placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}
-                ended[case.name] = found = replace(found, **placed)
+                provenance = make_record(case.result.provenance if case.result else {}, StoredProvenance)
+                found.placement, found.elsewhere = provenance.placement or None, provenance.elsewhere or ""
+                ended[case.name] = found
                 if self.keep:
                     keep_case(self.folder, case, found)
         finally:
@@ -214,10 +228,8 @@ class _Trial:
     by_chance: Collection[str]
 
 
-def _run_trials(
-    bench: _TrialRunner, ways: Collection[str]
-) -> tuple[tuple[LayerFinding, ...], dict[str, BisectFinding], list[str]]:
-    """Return the layers' findings, the whole models' findings, and notes."""
+def _run_trials(bench: _TrialRunner, ways: Collection[BisectWay]) -> tuple[BisectFindings, list[str]]:
+    """Return the findings and notes."""
     subject = bench.subject
     missing = {layer.name: subject.missing(layer) for layer in subject.layers}
     there = [layer for layer in subject.layers if not missing[layer.name]]
@@ -230,8 +242,7 @@ def _run_trials(
         trials += alone
         del alone
     ended = bench.run(trials)
-    models = {name: ended[name] for name in (_WHOLE, _EXPOSED) if name in ended}
-    seen = models.get(_EXPOSED)
+    exposed = seen = ended.get(_EXPOSED)
     notes = [
         f"{name} ran partly on a different device: {one.elsewhere}" for name, one in ended.items() if one.elsewhere
     ]
@@ -246,13 +257,23 @@ def _run_trials(
             seen = bench.run([_start_exposed_trial(bench, left, only=True)])[_EXPOSED]
     layers = []
     for layer in subject.layers:
-        skipped = BisectFinding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
+        skipped = make_finding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
         changed = subject.changed.get(layer.name)
-        wrong = BisectFinding(Outcome.IMPORT_ERROR, changed, Stage.IMPORT.value) if changed else None
+        wrong = make_finding(Outcome.IMPORT_ERROR, changed, stage=Stage.IMPORT.value) if changed else None
         isolated = (skipped or wrong or ended[layer.name]) if "isolated" in ways else None
         cumulative = (skipped or within(layer, seen)) if seen is not None else None
-        layers.append(LayerFinding(layer.name, layer.op, layer.nodes, layer.depth, layer.outputs, isolated, cumulative))
-    return tuple(layers), models, notes
+        layers.append(
+            LayerFinding(
+                name=layer.name,
+                op=layer.op,
+                nodes=list(layer.nodes),
+                depth=layer.depth,
+                tensors=list(layer.outputs),
+                isolated=isolated,
+                cumulative=cumulative,
+            )
+        )
+    return BisectFindings(layers=layers, whole=ended.get(_WHOLE), exposed=exposed), notes
 
 
 def _start_layer_trials(bench: _TrialRunner, layers: Sequence[Layer]) -> list[_Trial]:
@@ -385,13 +406,13 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
     """
     outcome = case.outcome or Outcome.SKIP
     if case.error is not None:
-        return BisectFinding(outcome, case.reason, case.stage, case.error.hint)
+        return make_finding(outcome, case.reason, stage=case.stage, hint=case.error.hint)
     if case.result is None or not case.references:
-        return BisectFinding(outcome, case.reason)
+        return make_finding(outcome, case.reason)
     (verdict,) = case.verdicts
     if outcome is Outcome.UNSTABLE or not verdict.outputs or (rtol is None and atol is None and not by_chance):
-        return BisectFinding(outcome, case.reason, outputs=verdict.outputs)
-    judged: list[OutputComparison] = []
+        return make_finding(outcome, case.reason, outputs=record_verdict(verdict).outputs)
+    judged: list[StoredComparison] = []
     unjudged: dict[str, str] = {}
     given, wanted = case.result.outputs, case.references[0].outputs
     if given.keys() != wanted.keys():  # the program has no output names: outputs are in the model's order
@@ -406,10 +427,11 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
         named: dict[str, Any] = {"allow_blind": may.allow_blind, "allow_flush": may.allow_flush}
         named |= {"accept": load_rules(may.accept), "control": case.references[0].control.get(name)}
         try:
-            judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named))
+            found = compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named)
+            judged.append(record_comparison(found))
         except UsageError as error:
             unjudged[name] = error.message
-    return _build_finding(judged, unjudged)
+    return _judge_outputs(judged, unjudged)
 
 
 def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
@@ -418,10 +440,10 @@ def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
     outputs = [one for one in whole.outputs if one.name in names]
     unjudged = {name: why for name, why in whole.unjudged.items() if name in names}
     if len(outputs) + len(unjudged) == len(names):
-        return _build_finding(outputs, unjudged)
+        return _judge_outputs(outputs, unjudged)
     if whole.outputs:
-        return BisectFinding(Outcome.SKIP, "the layer failed, or depends on a failed layer")
-    return BisectFinding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
+        return make_finding(Outcome.SKIP, "the layer failed, or depends on a failed layer")
+    return make_finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
 
 
 def failed_by_itself(finding: BisectFinding) -> bool:
@@ -441,8 +463,10 @@ def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Lay
     return rest
 
 
-def _build_finding(judged: Sequence[OutputComparison], unjudged: Mapping[str, str]) -> BisectFinding:
-    outcome = outcome_of(judged) if judged else Outcome.SKIP
-    wrong = [one for one in judged if not one.passed and one.blind is (outcome is Outcome.BLIND)]
-    reason = f"output {wrong[0].name}: {wrong[0].reason}" if wrong else next(iter(unjudged.values()), "")
-    return BisectFinding(outcome, reason, outputs=tuple(judged), unjudged=unjudged)
+def _judge_outputs(judged: Sequence[StoredComparison], unjudged: Mapping[str, str]) -> BisectFinding:
+    blind = [one for one in judged if not one.passed and one.blind]
+    wrong = [one for one in judged if not one.passed and not one.blind]
+    outcome = Outcome.FAIL if wrong else Outcome.BLIND if blind else Outcome.PASS if judged else Outcome.SKIP
+    first = next(iter(wrong or blind), None)
+    reason = f"output {first.name}: {first.reason}" if first else next(iter(unjudged.values()), "")
+    return make_finding(outcome, reason, outputs=judged, unjudged=unjudged)

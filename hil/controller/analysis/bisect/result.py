@@ -1,25 +1,23 @@
-"""Bisection results: findings per layer, isolated and cumulative, and the verdict."""
+"""Results of a bisection: the verdict from the findings of the layers, as text and as a picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hil.compare.comparison import OutputComparison
+from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
+from hil.controller.records.outputs import StoredComparison
 from hil.controller.storage.screen.pictures import check_picture, new_figure, save_figure
 from hil.controller.storage.screen.texts import line, table
 from hil.core.results import WRONG, Outcome, exit_code_of
-from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-SCHEMA = 1
-WAYS = ("isolated", "cumulative")
+WAYS: tuple[BisectWay, ...] = ("isolated", "cumulative")
 _NAMES_SHOWN = 4
 # Causes of a wrong output if no isolated layer is wrong. Each program runs once, so an intermittent board fault is a
 # possible cause.
@@ -29,166 +27,67 @@ _TOGETHER = (
 _ANY_CAUSE = f"errors accumulate across layers, {_TOGETHER}"
 
 
-@dataclass(frozen=True)
-class BisectFinding:
-    """The outcome of a layer or of a whole model."""
-
-    outcome: Outcome  # PASS, FAIL, SKIP if not judged, or the error's outcome
-    reason: str = ""
-    stage: str = ""
-    hint: str = ""
-    outputs: tuple[OutputComparison, ...] = ()  # comparisons with the reference; empty without results
-    # outputs that cannot be judged within the tolerance: name -> reason.
-    unjudged: Mapping[str, str] = field(default_factory=dict)
-    # devices that ran it: fields of :class:`hil.core.results.Part`; None if the runtime did not report them.
-    placement: Sequence[Mapping[str, Any]] | None = None
-    elsewhere: str = ""  # note on parts that ran on a device that was not requested; "" for none
-
-    @property
-    def max_abs(self) -> float | None:
-        """The largest absolute difference in any output; None without numbers."""
-        return max((one.max_abs for one in self.outputs if one.max_abs is not None), default=None)
-
-    @property
-    def nonfinite(self) -> int:
-        """The number of elements that are NaN or infinite on one side only.
-
-        No other statistic includes these elements.
-        """
-        return sum(one.nonfinite or 0 for one in self.outputs)
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """The lowest signal-to-noise ratio among the outputs in dB; inf if all are equal, None without numbers."""
-        return min((one.sqnr_db for one in self.outputs if one.sqnr_db is not None), default=None)
-
-
-@dataclass(frozen=True)
-class LayerFinding:
-    """A layer's findings."""
-
-    # name, op, nodes, depth: as in :class:`~hil.controller.analysis.layers.Layer`.
-    name: str
-    op: str
-    nodes: tuple[str, ...]
-    depth: int
-    tensors: tuple[str, ...]
-    # compiled separately and fed with the reference's activations; None if not requested.
-    isolated: BisectFinding | None = None
-    cumulative: BisectFinding | None = None  # from a whole-model run; None if not requested
-
-    def by(self, way: str) -> BisectFinding | None:
-        """Return the finding for a way in :data:`WAYS`."""
-        return self.isolated if way == "isolated" else self.cumulative
-
-    def outcome(self, way: str) -> Outcome | None:
-        """Return the outcome for a way in :data:`WAYS`; None if not requested."""
-        return _get_outcome(self.by(way))
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.op}, node{'' if len(self.nodes) == 1 else 's'} {listed(self.nodes)})"
-
-
-@dataclass(frozen=True)
-class Bisection:
-    """All findings, the verdict and the settings."""
-
-    model: str  # the file that the reference ran
-    artifact_model: str  # the compiled file: ``model``, unless the user named a different file
-    board: str
-    hw_type: str
-    runtime: str
-    flow: str
-    against: str
-    layers: tuple[LayerFinding, ...]
-    # the unchanged model, without intermediates as outputs; None if only isolated was requested.
-    whole: BisectFinding | None = None
-    # the model with intermediates as outputs; the outcome shows whether this model could run.
-    exposed: BisectFinding | None = None
-    notes: tuple[str, ...] = ()
-    folder: str = ""  # directory with wrong layers' models, tensors and logs; "" if not stored
-    created: float = 0.0  # seconds since the epoch
-    # where the command ran: see :func:`hil.controller.storage.origin.origin_of`.
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""  # the command line that repeats the bisection; "" if not started from a command line
-    model_digest: str = ""  # of ``model``, as in a run's record; "" if unknown
-
-    def first_wrong(self, way: str) -> LayerFinding | None:
-        """Return the first wrong or unstable layer in topological order; ``way`` is in :data:`WAYS`."""
-        return next((layer for layer in self.layers if layer.outcome(way) in _DIFFERS), None)
-
-    def failed(self) -> Iterator[tuple[str, str, BisectFinding]]:
-        """Yield every error: the layer or model, the way, and the finding."""
-        for way in WAYS:
-            for layer in self.layers:
-                if (found := layer.by(way)) and _is_error(found):
-                    yield str(layer), way, found
-        for finding, way in ((self.whole, "unchanged"), (self.exposed, "with intermediate outputs")):
-            if finding and _is_error(finding):
-                yield "the whole model", way, finding
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code: 4 board error, 3 layer or model error, 1 wrong output, 0 success, 5 nothing ran."""
-        found = [finding for layer in self.layers for way in WAYS if (finding := layer.by(way))]
-        found += [finding for finding in (self.whole, self.exposed) if finding]
-        return exit_code_of(finding.outcome for finding in found)
-
-    @property
-    def verdict(self) -> str:
-        """The conclusion, in a sentence."""
-        alone, within = self.first_wrong("isolated"), self.first_wrong("cumulative")
-        if alone and within:
-            return _describe_both_wrong(alone, within, self.layers)
-        if alone:
-            return f"first wrong layer: {alone}, isolated{self._describe_whole_model(alone)}"
-        if within:
-            return self._describe_cumulative_wrong(within)
-        if _get_outcome(self.whole) in _DIFFERS:
-            causes = _TOGETHER if all(_has_passed(layer.cumulative) for layer in self.layers) else _ANY_CAUSE
-            return f"{self._describe_none_wrong()}, but the unchanged model gives a wrong output: {causes}"
-        if failure := next(self.failed(), None):
-            what, way, finding = failure
-            return f"no output is wrong; {what} ended in {finding.outcome.value}, {way}"
-        return self._describe_none_wrong()
-
-    def _describe_whole_model(self, alone: LayerFinding) -> str:
-        """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
-        if _get_outcome(self.whole) in _DIFFERS:
-            return "; the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong"
-        return "; within tolerance in the whole model" if _has_passed(alone.cumulative) else ""
-
-    def _describe_cumulative_wrong(self, layer: LayerFinding) -> str:
-        if not any(_was_compared(one.isolated) for one in self.layers):
-            return f"first wrong layer: {layer}, cumulative"
-        all_right = all(_has_passed(one.isolated) for one in self.layers)
-        right = "every isolated layer is correct" if all_right else "the isolated layers that ran are correct"
-        return f"{right}; in the whole model the first layer out of tolerance is {layer}: {_ANY_CAUSE}"
-
-    def _describe_none_wrong(self) -> str:
-        ways = [way for way in WAYS if any(_was_compared(layer.by(way)) for layer in self.layers)]
-        if not ways:
-            return "no layer was judged"
-        judged = all(_was_compared(layer.by(way)) for layer in self.layers for way in ways)
-        blind = [str(layer) for layer in self.layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
-        unjudged = f"; cannot judge {listed(blind)}" if blind else ""
-        return f"no {'' if judged else 'judged '}layer is wrong, {' and '.join(ways)}{unjudged}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a document for JSON: every field, the verdict, the exit code and the first wrong layers."""
-        firsts = {f"first_{way}": layer.name if (layer := self.first_wrong(way)) else None for way in WAYS}
-        document: dict[str, Any] = jsonable(
-            {"schema": SCHEMA, **asdict(self), **firsts, "verdict": self.verdict, "exit_code": self.exit_code}
-        )
-        document["layers"] = [
-            {**written, **{way: _build_finding_json(layer.by(way)) for way in WAYS}}
-            for written, layer in zip(document["layers"], self.layers, strict=True)
-        ]
-        return {**document, "whole": _build_finding_json(self.whole), "exposed": _build_finding_json(self.exposed)}
-
-
 # Outcomes of a finding that differs from the reference, or between runs.
 _DIFFERS = (Outcome.FAIL, Outcome.UNSTABLE)
+
+
+def make_finding(
+    outcome: Outcome,
+    reason: str = "",
+    *,
+    stage: str = "",
+    hint: str = "",
+    outputs: Sequence[StoredComparison] = (),
+    unjudged: Mapping[str, str] | None = None,
+) -> BisectFinding:
+    """Return a finding with the worst statistics of its outputs."""
+    errors = [float(one.max_abs) for one in outputs if one.max_abs is not None]
+    ratios = [float(one.sqnr_db) for one in outputs if one.sqnr_db is not None]
+    return BisectFinding(
+        outcome=outcome,
+        reason=reason,
+        stage=stage,
+        hint=hint,
+        max_abs=max(errors, default=None),
+        sqnr_db=min(ratios, default=None),
+        unjudged=dict(unjudged or {}),
+        outputs=list(outputs),
+    )
+
+
+def find_first_wrong(found: BisectFindings, way: BisectWay) -> LayerFinding | None:
+    """Return the first wrong or unstable layer in topological order."""
+    return next((layer for layer in found.layers if layer.outcome(way) in _DIFFERS), None)
+
+
+def find_exit_code(found: BisectFindings) -> int:
+    """Return the exit code: 4 board error, 3 layer or model error, 1 wrong output, 0 success, 5 nothing ran."""
+    findings = [finding for layer in found.layers for way in WAYS if (finding := layer.by(way))]
+    findings += [finding for finding in (found.whole, found.exposed) if finding]
+    return exit_code_of(finding.outcome for finding in findings)
+
+
+def describe_verdict(found: BisectFindings) -> str:
+    """Return the conclusion, in a sentence."""
+    alone, within = find_first_wrong(found, "isolated"), find_first_wrong(found, "cumulative")
+    if alone and within:
+        return _describe_both_wrong(alone, within, found.layers)
+    if alone:
+        return f"first wrong layer: {describe_layer(alone)}, isolated{_describe_whole_model(found, alone)}"
+    if within:
+        return _describe_cumulative_wrong(found, within)
+    if _get_outcome(found.whole) in _DIFFERS:
+        causes = _TOGETHER if all(_has_passed(layer.cumulative) for layer in found.layers) else _ANY_CAUSE
+        return f"{_describe_none_wrong(found)}, but the unchanged model gives a wrong output: {causes}"
+    if failure := next(_iter_errors(found), None):
+        what, way, finding = failure
+        return f"no output is wrong; {what} ended in {finding.outcome.value}, {way}"
+    return _describe_none_wrong(found)
+
+
+def describe_layer(layer: LayerFinding) -> str:
+    """Return a layer's name, operators and nodes."""
+    return f"{layer.name} ({layer.op}, node{'' if len(layer.nodes) == 1 else 's'} {listed(layer.nodes)})"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -197,22 +96,51 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
 
 
-def _build_finding_json(finding: BisectFinding | None) -> dict[str, Any] | None:
-    if finding is None:
-        return None
-    keys = ("outcome", "reason", "stage", "hint", "max_abs", "sqnr_db", "unjudged", "placement", "elsewhere")
-    outputs = [{**one.record(), "mismatch_share": one.mismatch_share} for one in finding.outputs]
-    document: dict[str, Any] = jsonable({**{key: getattr(finding, key) for key in keys}, "outputs": outputs})
-    return document
+def _iter_errors(found: BisectFindings) -> Iterator[tuple[str, str, BisectFinding]]:
+    """Yield every error: the layer or model, the way, and the finding."""
+    for way in WAYS:
+        for layer in found.layers:
+            if (finding := layer.by(way)) and _is_error(finding):
+                yield describe_layer(layer), way, finding
+    for model, how in ((found.whole, "unchanged"), (found.exposed, "with intermediate outputs")):
+        if model and _is_error(model):
+            yield "the whole model", how, model
+
+
+def _describe_whole_model(found: BisectFindings, alone: LayerFinding) -> str:
+    """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
+    if _get_outcome(found.whole) in _DIFFERS:
+        return "; the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong"
+    return "; within tolerance in the whole model" if _has_passed(alone.cumulative) else ""
+
+
+def _describe_cumulative_wrong(found: BisectFindings, layer: LayerFinding) -> str:
+    name = describe_layer(layer)
+    if not any(_was_compared(one.isolated) for one in found.layers):
+        return f"first wrong layer: {name}, cumulative"
+    all_right = all(_has_passed(one.isolated) for one in found.layers)
+    right = "every isolated layer is correct" if all_right else "the isolated layers that ran are correct"
+    return f"{right}; in the whole model the first layer out of tolerance is {name}: {_ANY_CAUSE}"
+
+
+def _describe_none_wrong(found: BisectFindings) -> str:
+    layers = found.layers
+    ways = [way for way in WAYS if any(_was_compared(layer.by(way)) for layer in layers)]
+    if not ways:
+        return "no layer was judged"
+    judged = all(_was_compared(layer.by(way)) for layer in layers for way in ways)
+    blind = [describe_layer(layer) for layer in layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
+    unjudged = f"; cannot judge {listed(blind)}" if blind else ""
+    return f"no {'' if judged else 'judged '}layer is wrong, {' and '.join(ways)}{unjudged}"
 
 
 def _describe_both_wrong(alone: LayerFinding, within: LayerFinding, layers: Sequence[LayerFinding]) -> str:
     if alone is within:
-        return f"first wrong layer: {alone}, isolated and cumulative"
-    found = f"first wrong layer: {alone}, isolated"
+        return f"first wrong layer: {describe_layer(alone)}, isolated and cumulative"
+    found, other = f"first wrong layer: {describe_layer(alone)}, isolated", describe_layer(within)
     if layers.index(within) < layers.index(alone):
-        return f"{found}; but in the whole model {within} is out of tolerance before it: {_ANY_CAUSE}"
-    return f"{found}; in the whole model the first layer out of tolerance is {within}"
+        return f"{found}; but in the whole model {other} is out of tolerance before it: {_ANY_CAUSE}"
+    return f"{found}; in the whole model the first layer out of tolerance is {other}"
 
 
 def _get_outcome(finding: BisectFinding | None) -> Outcome | None:
@@ -248,7 +176,7 @@ _NUMBERS = {"max abs": 8, "SQNR dB": 7}
 _UNBOUNDED = 1000
 
 
-def print_bisection(console: Console, found: Bisection) -> None:
+def print_bisection(console: Console, found: BisectRecord) -> None:
     """Print the table, the reasons and the verdict."""
 
     ways = [way for way in WAYS if any(layer.by(way) for layer in found.layers)]
@@ -278,7 +206,7 @@ def print_bisection(console: Console, found: Bisection) -> None:
     console.print(found.verdict, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _select_columns(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
+def _select_columns(width: int, found: BisectRecord, ways: Sequence[BisectWay]) -> list[str]:
     """Return the number columns that fit next to depth, name and outcomes."""
     outcomes = [
         max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.by(way)))) for way in ways
@@ -296,23 +224,31 @@ def _format_cells(finding: BisectFinding | None) -> tuple[Any, str, str]:
     if finding is None:
         return "-", "-", "-"
     outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
-    if finding.nonfinite:  # the other statistics would suggest an almost correct output
+    if _count_nonfinite(finding):  # the other statistics would suggest an almost correct output
         return outcome, "NaN/Inf", "-"
-    error, ratio = ("-" if value is None else f"{value:.3g}" for value in (finding.max_abs, finding.sqnr_db))
+    error, ratio = ("-" if value is None else f"{float(value):.3g}" for value in (finding.max_abs, finding.sqnr_db))
     return outcome, error, ratio
 
 
-def _collect_reasons(found: Bisection) -> list[str]:
+def _count_nonfinite(finding: BisectFinding) -> int:
+    """Return the number of elements that are NaN or infinite on one side only.
+
+    No other statistic includes these elements.
+    """
+    return sum(one.nonfinite or 0 for one in finding.outputs)
+
+
+def _collect_reasons(found: BisectRecord) -> list[str]:
     """Return the reasons for the first wrong layers, the whole model, every error, and everything not judged."""
     reasons = []
     for way in WAYS:
-        if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
+        if (layer := find_first_wrong(found, way)) and (wrong := layer.by(way)):
             reasons.append(f"{layer.name}, {way}: {wrong.reason}")
     if found.whole and found.whole.outcome in WRONG:
         reasons.append(f"unchanged model: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
-    for what, way, finding in found.failed():
-        alike.setdefault(f"{way}: {finding.outcome.value}: {finding.reason}", []).append(what)
+    for what, how, finding in _iter_errors(found):
+        alike.setdefault(f"{how}: {finding.outcome.value}: {finding.reason}", []).append(what)
     for way in WAYS:
         for layer in found.layers:
             if (skipped := layer.by(way)) and skipped.outcome in (Outcome.BLIND, Outcome.SKIP):
@@ -337,7 +273,7 @@ _MARKS: dict[str, dict[str, Any]] = {
 _MARGIN = 0.08
 
 
-def plot_growth(path: Path, found: Bisection) -> None:
+def plot_growth(path: Path, found: BisectRecord) -> None:
     """Draw each layer's error, isolated and cumulative, in topological order, as PNG, SVG or PDF (by suffix).
 
     The upper panel shows the largest absolute difference, logarithmic. The lower panel shows the signal-to-noise
@@ -369,7 +305,7 @@ def plot_growth(path: Path, found: Bisection) -> None:
     save_figure(figure, path)
 
 
-def _draw_panel(axes: Any, found: Bisection, what: str) -> None:
+def _draw_panel(axes: Any, found: BisectRecord, what: Literal["max_abs", "sqnr_db"]) -> None:
     """Draw a panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
     logarithmic = what == "max_abs"
     heights = {way: [_compute_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
@@ -412,16 +348,21 @@ def _draw_edge(axes: Any, height: float, text: str) -> None:
     axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
 
 
-def _compute_height(finding: BisectFinding | None, what: str) -> float | None:
+def _compute_height(finding: BisectFinding | None, what: Literal["max_abs", "sqnr_db"]) -> float | None:
     """Return a finding's height in a panel, or None without a value.
 
     The height of equal outputs is infinite. NaN means that the value is off the scale.
     """
-    value: float | None = getattr(finding, what) if finding else None
-    if finding and finding.nonfinite:
+    if finding is None:
+        return None
+    if _count_nonfinite(finding):
         return math.nan
-    if value is None or what == "sqnr_db":
-        return value if value is None or value > -math.inf else math.nan
+    number = finding.max_abs if what == "max_abs" else finding.sqnr_db
+    if number is None:
+        return None
+    value = float(number)
+    if what == "sqnr_db":
+        return value if value > -math.inf else math.nan
     return math.log10(value) if 0 < value < math.inf else -math.inf if value == 0 else math.nan
 
 

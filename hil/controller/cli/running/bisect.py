@@ -97,10 +97,10 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     lines = [f"plot in {plot}"] if plot else []
     if out:
         lines.append(f"results in {out}")
-        if layer := found.first_wrong("isolated"):
+        if found.first_isolated is not None:
             arguments = _run_options(where, with_flow(options, flow), more["faults"])
-            lines.append(f"repeat with: {repeat_command(out, layer.name, arguments)}")
-    return answer(as_json, found.to_json(), *lines, show=lambda: print_bisection(Console(), found))
+            lines.append(f"repeat with: {repeat_command(out, found.first_isolated, arguments)}")
+    return answer(as_json, found, *lines, show=lambda: print_bisection(Console(), found))
 
 
 def _run_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:

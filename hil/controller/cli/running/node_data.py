@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.options import options
-from hil.core.bounded_json import read_json
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
@@ -72,6 +71,8 @@ def export_layers(
 
 def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tuple[list[Any], list[str]]:
     from hil.controller.analysis.graphs.values import bisect_layers, suite_layers
+    from hil.controller.records.base import read_record
+    from hil.controller.records.bisect import BisectRecord
     from hil.controller.workloads.suites.store import SuiteRun
 
     if (folder / _SUITE).is_file():
@@ -81,12 +82,9 @@ def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tup
         return suite_layers([one for one in records if one["model"] == model or len(names) == 1], nodes)
     if not (folder / _BISECT).is_file():
         raise UsageError(f"no bisection or suite run in {folder}", hint="create a bisection with hil bisect --out DIR")
-    try:
-        document = read_json(folder / _BISECT)
-        way = "isolated" if any(one.get("isolated") for one in document["layers"]) else "cumulative"
-        return bisect_layers(document, way), []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"cannot read {folder / _BISECT}: {error}") from error
+    record = read_record(folder / _BISECT, BisectRecord)
+    way = "isolated" if any(layer.isolated for layer in record.layers) else "cumulative"
+    return bisect_layers(record.to_json(), way), []
 
 
 def _graph_of(model: Path, dims: Mapping[str, int], isolated: Isolated, log: Path) -> ModelGraph:

@@ -7,12 +7,16 @@ import json
 import onnx
 import pytest
 from click.testing import CliRunner
+from support.bisect_records import bisect_record, layer_finding
 from support.layer_models import FLOAT, model_of, node, residual_cnn
 from support.made_profiles import profile, row
 
+from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.cli.running.layers import layers
 from hil.controller.cli.stored.profile import export
+from hil.controller.records.outputs import StoredComparison
+from hil.core.results import Outcome
 from hil.errors import HilError, UsageError
 
 
@@ -53,11 +57,12 @@ def test_profile_export_uses_adapter_ids_for_unnamed_nodes(tmp_path):
 
 
 def test_layers_write_bisect_values_by_node(tmp_path):
-    output = {"name": "c1", "max_abs": 0.5, "sqnr_db": "inf"}
-    layer = {"name": "Conv_stem", "nodes": ["stem"], "isolated": {"outcome": "FAIL", "outputs": [output]}}
+    output = StoredComparison(name="c1", passed=False, max_abs=0.5, sqnr_db="inf")
+    found = make_finding(Outcome.FAIL, outputs=[output])
+    layer = layer_finding("Conv_stem", "Conv", ["stem"], 0, ["c1"], found)
     folder = tmp_path / "bisected"
     folder.mkdir()
-    (folder / "bisect.json").write_text(json.dumps({"layers": [layer]}))
+    (folder / "bisect.json").write_text(json.dumps(bisect_record([layer]).to_json()))
     model, out = saved(residual_cnn(), tmp_path / "net.onnx"), tmp_path / "errors.json"
     called(layers, model, "--values", folder, "--node-data", out)
     assert results(out, "net") == {"stem": 0.5}

@@ -32,6 +32,7 @@ from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
+from hil.controller.records.bisect import BisectFindings
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation import isolated as isolated_module
@@ -222,10 +223,10 @@ def by_bench(place: Path, **how: Any) -> dict[str, str]:
 def by_bisect(place: Path) -> dict[str, str]:
     found: dict[str, str] = {}
 
-    def look(bench: Any, ways: Any) -> tuple[tuple[()], dict[str, Any], list[str]]:
+    def look(bench: Any, ways: Any) -> tuple[BisectFindings, list[str]]:
         trials = [bench.trial(path.stem, path, Options(runtime="onnxruntime"), None, ()) for path in files]
         found.update({name: one.outcome for name, one in bench.run(trials).items()})
-        return (), {}, []
+        return BisectFindings(layers=[], whole=None, exposed=None), []
 
     files = models(place / "models")
     activations = SimpleNamespace(source="fake")

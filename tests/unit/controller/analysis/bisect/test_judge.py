@@ -11,10 +11,11 @@ import pytest
 
 from hil.compare.verdict import compare
 from hil.controller.analysis.bisect.find import Atol, finding_of, within, without_failed
-from hil.controller.analysis.bisect.result import BisectFinding
+from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.bisect import BisectFinding
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import CompileFailed
 
@@ -80,8 +81,8 @@ def test_finding_skips_outputs_of_random_numbers():
 def test_finding_reports_error_with_stage_and_hint():
     case = Case("net", Path("net.onnx"), Options(), Path())
     case = case.ended(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
-    assert finding_of(case, None, None) == BisectFinding(
-        Outcome.COMPILE_ERROR, "no such operator", "compile", "leave it out"
+    assert finding_of(case, None, None) == make_finding(
+        Outcome.COMPILE_ERROR, "no such operator", stage="compile", hint="leave it out"
     )
 
 
@@ -91,7 +92,7 @@ def test_within_derives_layer_outcome_from_tensors():
     assert within(layer("two", "a", "b"), whole).outcome is SKIP
     assert within(layer("both", "x", "ab"), whole).outcome is FAIL
     assert "the layer failed, or depends on a failed layer" in within(layer("more", "b", "c"), whole).reason
-    dead = within(layer("one", "x", "a"), BisectFinding(Outcome.RUN_CRASH, "SIGILL"))
+    dead = within(layer("one", "x", "a"), make_finding(Outcome.RUN_CRASH, "SIGILL"))
     assert (dead.outcome, dead.reason) == (SKIP, "the whole model ended in RUN_CRASH: SIGILL")
 
 

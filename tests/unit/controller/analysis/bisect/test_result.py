@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support.bisect_records import bisect_record, layer_finding
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.result import BisectFinding, Bisection, LayerFinding
+from hil.controller.analysis.bisect.result import describe_layer, describe_verdict, find_exit_code, make_finding
+from hil.controller.pipeline.records.record import record_comparison
+from hil.controller.records.base import make_record
+from hil.controller.records.bisect import BisectFindings, BisectRecord
 from hil.core.results import Outcome
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
@@ -18,7 +21,7 @@ PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
 
 def bisection(
     isolated: str = "", cumulative: str = "", whole: Outcome | None = PASS, exposed: Outcome | None = PASS
-) -> Bisection:
+) -> BisectFindings:
     """Layers a, b, c, ... with outcomes by letter: P(ass), F(ail), U(nstable), S(kip), E(rror), B(oard lost)."""
     letters = {
         "P": PASS,
@@ -28,22 +31,22 @@ def bisection(
         "E": Outcome.COMPILE_ERROR,
         "B": Outcome.BOARD_LOST,
     }
-    layers = tuple(
-        LayerFinding(
+    layers = [
+        layer_finding(
             f"Op_{name}",
             "Op",
             (name,),
             depth,
             (f"{name}.out",),
-            *(BisectFinding(letters[way[depth]], "why") if way else None for way in (isolated, cumulative)),
+            *(make_finding(letters[way[depth]], "why") if way else None for way in (isolated, cumulative)),
         )
         for depth, name in enumerate("abcdefg"[: len(isolated or cumulative)])
-    )
-    models: Mapping[str, BisectFinding | None] = {
-        name: BisectFinding(outcome, "why") if outcome and cumulative else None
+    ]
+    models = {
+        name: make_finding(outcome, "why") if outcome and cumulative else None
         for name, outcome in (("whole", whole), ("exposed", exposed))
     }
-    return Bisection("m.onnx", "m.onnx", "sim", "sim", "iree", "", "onnxruntime", layers, **models)
+    return BisectFindings(layers=layers, **models)
 
 
 TOGETHER = (
@@ -136,30 +139,32 @@ ANY_CAUSE = f"errors accumulate across layers, {TOGETHER}"
         (bisection("SS"), 5, "no layer was judged"),
     ],
 )
-def test_verdict_names_layer_and_cause(found: Bisection, code: int, verdict: str) -> None:
-    assert found.verdict == verdict
-    assert found.exit_code == code
+def test_verdict_names_layer_and_cause(found: BisectFindings, code: int, verdict: str) -> None:
+    assert describe_verdict(found) == verdict
+    assert find_exit_code(found) == code
 
 
 def test_layer_text_shortens_long_node_list() -> None:
-    layer = LayerFinding("Conv_c", "Conv", tuple("abcdef"), 0, ("y",))
-    assert str(layer) == "Conv_c (Conv, nodes a, b, c, d and 2 more)"
+    layer = layer_finding("Conv_c", "Conv", tuple("abcdef"), 0, ("y",))
+    assert describe_layer(layer) == "Conv_c (Conv, nodes a, b, c, d and 2 more)"
 
 
 def test_finding_reports_worst_of_multiple_outputs() -> None:
     b = np.array([1.0, 2.0])
-    finding = BisectFinding(FAIL, outputs=tuple(compare_output(n, b + off, b) for n, off in (("y", 0.25), ("z", 0.5))))
+    outputs = [record_comparison(compare_output(n, b + off, b)) for n, off in (("y", 0.25), ("z", 0.5))]
+    finding = make_finding(FAIL, outputs=outputs)
     assert finding.max_abs == 0.5
     assert finding.sqnr_db == pytest.approx(10 * math.log10(5 / 0.5))
-    assert BisectFinding(PASS).max_abs is None and BisectFinding(PASS).sqnr_db is None
+    assert make_finding(PASS).max_abs is None and make_finding(PASS).sqnr_db is None
 
 
 def test_bisection_serializes_to_json() -> None:
-    equal = compare_output("y", np.ones(2), np.ones(2))
-    layer = LayerFinding("Add_a", "Add", ("a",), 0, ("y",), BisectFinding(PASS, outputs=(equal,)))
-    found = Bisection("m.onnx", "n.onnx", "sim", "sim", "iree", "", "onnxruntime", (layer,))
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    equal = record_comparison(compare_output("y", np.ones(2), np.ones(2)))
+    layer = layer_finding("Add_a", "Add", ("a",), 0, ("y",), make_finding(PASS, outputs=[equal]))
+    record = bisect_record([layer])
+    document = json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert document["layers"][0]["isolated"]["sqnr_db"] == "inf"
     assert document["layers"][0]["isolated"]["outcome"] == "PASS"
     assert document["layers"][0]["cumulative"] is None and document["whole"] is None
     assert document["verdict"] == "no layer is wrong, isolated"
+    assert make_record(document, BisectRecord).to_json() == document

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
+from support.bisect_records import bisect_record, layer_finding
 
 from hil.compare.verdict import compare_output
-from hil.controller.analysis.bisect.result import BisectFinding, Bisection, LayerFinding, plot_growth, print_bisection
+from hil.controller.analysis.bisect.result import make_finding, plot_growth, print_bisection
+from hil.controller.pipeline.records.record import record_comparison
+from hil.controller.records.bisect import BisectFinding, BisectRecord, LayerFinding
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 
 
 def finding(off: float) -> BisectFinding:
-    output = compare_output("y", np.ones(4) + off, np.ones(4))
-    return BisectFinding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=(output,))
+    output = record_comparison(compare_output("y", np.ones(4) + off, np.ones(4)))
+    return make_finding(Outcome.PASS if output.passed else Outcome.FAIL, output.reason, outputs=[output])
 
 
-def bisection(count: int = 4) -> Bisection:
+def change_findings(
+    record: BisectRecord, layers: Sequence[LayerFinding], **models: BisectFinding | None
+) -> BisectRecord:
+    """Return a copy with other findings, and the verdict on them."""
+    whole = models.get("whole", record.whole)
+    return bisect_record(layers, whole, artifact_model=record.artifact_model, notes=record.notes)
+
+
+def bisection(count: int = 4) -> BisectRecord:
     """Errors grow from layer to layer; the second last does not compile alone, the last is not judged."""
     errors = [0.0, *(1e-9 * 10**number for number in range(1, count - 2))]
     layers = [
-        LayerFinding(f"Conv_$layer{depth}", "Conv", (f"$layer{depth}",), depth, ("y",), finding(off / 2), finding(off))
+        layer_finding(f"Conv_$layer{depth}", "Conv", (f"$layer{depth}",), depth, ("y",), finding(off / 2), finding(off))
         for depth, off in enumerate(errors)
     ]
-    broken = BisectFinding(Outcome.COMPILE_ERROR, "no such operator", "compile")
-    layers.append(LayerFinding("Odd_odd", "Odd", ("odd",), count, ("y",), broken, finding(0.5)))
-    unjudged = BisectFinding(Outcome.SKIP, "atol says nothing")
-    layers.append(LayerFinding("Neg_neg", "Neg", ("neg",), count, ("z",), unjudged, unjudged))
-    return Bisection(
-        "net.onnx",
-        "received.onnx",
-        "sim",
-        "sim",
-        "iree",
-        "",
-        "onnxruntime",
-        tuple(layers),
-        finding(0.5),
-        notes=("so it is",),
-    )
+    broken = make_finding(Outcome.COMPILE_ERROR, "no such operator", stage="compile")
+    layers.append(layer_finding("Odd_odd", "Odd", ("odd",), count, ("y",), broken, finding(0.5)))
+    unjudged = make_finding(Outcome.SKIP, "atol says nothing")
+    layers.append(layer_finding("Neg_neg", "Neg", ("neg",), count, ("z",), unjudged, unjudged))
+    return bisect_record(layers, finding(0.5), artifact_model="received.onnx", notes=["so it is"])
 
 
-def shown(width: int | None, found: Bisection) -> str:
+def shown(width: int | None, found: BisectRecord) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=width is not None, color_system=None)
     print_bisection(console, found)
@@ -57,7 +57,7 @@ def shown(width: int | None, found: Bisection) -> str:
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 def test_table_drops_numbers_before_names_when_narrow(width):
     found = bisection()
-    lines = shown(width, replace(found, layers=found.layers[:2])).splitlines()
+    lines = shown(width, change_findings(found, found.layers[:2])).splitlines()
     assert max(map(len, lines[1:4])) <= width
     for number, layer in enumerate(found.layers[:2]):
         (line,) = [line for line in lines if layer.name in line]
@@ -80,10 +80,10 @@ def test_table_shows_isolated_and_cumulative_per_layer():
 
 
 def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
-    output = compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3]))
-    assert (output.max_abs, output.sqnr_db) == (0, np.inf)
-    wrong = BisectFinding(Outcome.FAIL, output.reason, outputs=(output,))
-    found = replace(bisection(), layers=(LayerFinding("Log_log", "Log", ("log",), 0, ("y",), wrong, finding(0.0)),))
+    output = record_comparison(compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3])))
+    assert (output.max_abs, output.sqnr_db) == (0, "inf")
+    wrong = make_finding(Outcome.FAIL, output.reason, outputs=[output])
+    found = change_findings(bisection(), (layer_finding("Log_log", "Log", ("log",), 0, ("y",), wrong, finding(0.0)),))
     assert shown(None, found).splitlines()[2].split() == [
         "0", "Log_log", "Log", "log", "FAIL", "NaN/Inf", "-", "PASS", "0", "inf",
     ]  # fmt: skip
@@ -95,26 +95,26 @@ def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
 
 
 def test_table_and_plot_show_blind_outcome_without_error(tmp_path: Path):
-    output = compare_output("y", np.full(2, np.nan), np.full(2, np.nan))
-    blind = BisectFinding(Outcome.BLIND, output.reason, outputs=(output,))
-    layers = (LayerFinding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
-    found = replace(bisection(), layers=layers, whole=blind)
+    output = record_comparison(compare_output("y", np.full(2, np.nan), np.full(2, np.nan)))
+    blind = make_finding(Outcome.BLIND, output.reason, outputs=[output])
+    layers = (layer_finding("Log_log", "Log", ("log",), 0, ("y",), blind, finding(0.0)),)
+    found = change_findings(bisection(), layers, whole=blind)
     text = shown(None, found)
     assert "Log_log, isolated: not judged: every value is NaN on both sides" in text
     assert "unchanged model: every value is NaN on both sides" in text
     assert text.splitlines()[-1] == "no layer is wrong, cumulative; cannot judge Log_log (Log, node log)"
     crosses = []
     for name, outcome in (("blind", Outcome.BLIND), ("error", Outcome.RUN_ERROR)):
-        layer = replace(layers[0], isolated=BisectFinding(outcome, ""))
-        plot_growth(tmp_path / f"{name}.svg", replace(found, layers=(layer,)))
+        layer = layers[0].replace(isolated=make_finding(outcome))
+        plot_growth(tmp_path / f"{name}.svg", change_findings(found, (layer,)))
         crosses.append((tmp_path / f"{name}.svg").read_text().count("stroke-width: 2"))
     assert crosses[0] < crosses[1], "a cross is what could not be run"
 
 
 def test_table_merges_layers_with_same_reason():
-    lost = BisectFinding(Outcome.BOARD_LOST, "the board went away")
-    layers = [LayerFinding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
-    lines = shown(None, replace(bisection(), layers=tuple(layers), whole=None)).splitlines()
+    lost = make_finding(Outcome.BOARD_LOST, "the board went away")
+    layers = [layer_finding(f"Op_{name}", "Op", (name,), 0, (name,), lost) for name in "abcdefghijkl"]
+    lines = shown(None, change_findings(bisection(), layers, whole=None)).splitlines()
     (line,) = (line for line in lines if "went away" in line)
     assert line.startswith("Op_a (Op, node a), Op_b (Op, node b), ")
     assert line.endswith(" and 8 more, isolated: BOARD_LOST: the board went away")
@@ -141,9 +141,9 @@ def test_plot_growth_draws_few_and_many_layers(tmp_path: Path, count: int, suffi
 
 def test_plot_growth_accepts_missing_findings(tmp_path: Path):
     nothing = bisection()
-    layers = tuple(LayerFinding(one.name, one.op, one.nodes, one.depth, one.tensors) for one in nothing.layers)
-    plot_growth(tmp_path / "none.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", layers))
-    plot_growth(tmp_path / "empty.png", Bisection("m", "m", "sim", "sim", "iree", "", "x", ()))
+    layers = [layer_finding(one.name, one.op, one.nodes, one.depth, one.tensors) for one in nothing.layers]
+    plot_growth(tmp_path / "none.png", bisect_record(layers))
+    plot_growth(tmp_path / "empty.png", bisect_record([]))
     for name in ("none.png", "empty.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
