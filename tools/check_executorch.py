@@ -178,7 +178,7 @@ def main(
 def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -> list[CaseRecord]:
     """Return the cases of a stored run that match the patterns."""
     run = SuiteRun.open(folder)
-    if (has := (run.head["suite"], run.head["flow"])) != (suite, flow):
+    if (has := (run.head.suite, run.head.flow)) != (suite, flow):
         raise UsageError(f"expected a run of {suite} with {flow}, got {' with '.join(has)} in {folder}")
     chosen = SuiteRequest(suite, filters=patterns)
     return [record for record in run.records() if chosen.selects(record.id)]

@@ -22,7 +22,7 @@ def _run() -> dict[str, Any]:
         "needs": "onnxruntime",
         "models": ["model/m.onnx"],
         "inputs": [["x=", "inputs/0-x.npy", ""], ["7"]],
-        "expected": [],
+        "expected": None,
         "runtime": "onnxruntime",
         "iterations": 3,
         "rtol": 1e-3,
@@ -49,7 +49,7 @@ def _suite() -> dict[str, Any]:
             "suite": "s",
             "flow_name": "f",
             "runtime": "iree",
-            "expected": [],
+            "expected": None,
         },
         "cases": [["a", "m", "conv", "Conv"], ["b", "m", "", ""]],
     }
@@ -94,8 +94,27 @@ def _parcels(folder: Path) -> Iterator[Attempt]:
 
 
 def _rows() -> list[bytes]:
-    record = {"id": "a", "model": "m", "suite": "s", "flow": "f", "runtime": "iree", "outcome": "PASS"}
-    head = {"folder": "/x", "boards": ["sim"], "board_info": {"sim": {}}, "versions": {"onnx": "1"}, "cases": [record]}
+    same = {"suite": "s", "flow": "f", "runtime": "iree"}
+    record = {**same, "id": "a", "model": "m", "outcome": "PASS", "ended": "PASS"}
+    head = {
+        **same,
+        "schema": 1,
+        "id": "r",
+        "source": "s",
+        "folder": "/x",
+        "boards": ["sim"],
+        "board_info": {"sim": {}},
+        "command": "",
+        "versions": {"onnx": "1"},
+        "ids": ["a"],
+        "suite_ids": ["a"],
+        "expected": None,
+        "interrupted": False,
+        "started": 1.0,
+        "finished": 2.0,
+        "exit_code": 0,
+        "cases": [record],
+    }
     result = {
         "outcome": "PASS",
         "exit_code": 0,

@@ -235,10 +235,10 @@ def test_tunneled_suite_continues_after_gateway_kill(
     request = SuiteRequest(str(MODEL.parent), "onnxruntime", ("farm:",), filters=("digits_cnn_l*", "*int8*"), jobs=2)
     screen = Progress(real_farm)
     run = run_suite(request, out=tmp_path / "out", screen=screen)
-    assert run.head["exit_code"] == 0, screen.notes
+    assert run.head.exit_code == 0, screen.notes
     assert {record.outcome for record in run.records()} <= {"PASS", "XFAIL"}
-    assert screen.ended == len(run.head["ids"]) > 10
-    assert set(run.head["boards"]) <= {board["name"] for board in _boards()}
+    assert screen.ended == len(run.head.ids) > 10
+    assert set(run.head.boards) <= {board["name"] for board in _boards()}
     # What could not be told to a gateway that was away ends by itself.
     real_farm.until(idle)
 

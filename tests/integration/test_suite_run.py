@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
+from support.suite_runs import suite_head
 from support.waiting import eventually
 
 from hil.controller.storage import runs as begun
@@ -357,16 +358,21 @@ def test_stored_command_resumes_run_with_all_options(hil, models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "head", [{"schema": 1}, {"schema": 1, "request": {"sauce": "models"}}, {"schema": 1, "request": 3}]
+    ("request_", "text"),
+    [
+        ({}, "cannot resume out: missing or invalid request in suite.json"),
+        ({"sauce": "models"}, "cannot resume out: missing or invalid request in suite.json"),
+        (3, "cannot read out/suite.json: invalid record: Expected `object`, got `int` - at `$.request`"),
+    ],
 )
-def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, head):
+def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, request_, text):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "suite.json").write_text(json.dumps(head))
+    (tmp_path / "out" / "suite.json").write_text(json.dumps(suite_head().to_json() | {"request": request_}))
     # A record of the same user, written by a different hil version.
     monkeypatch.setenv("HOME", str(tmp_path))
-    begun.seal(tmp_path / "out", head.get("request", {}))
+    begun.seal(tmp_path / "out", request_)
     ended = hil("suite", "run", "--resume", "out")
-    assert ended.code == 2 and "cannot resume out: missing or invalid request in suite.json" in ended.err
+    assert ended.code == 2 and text in ended.err
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hil.controller.records.suite import CaseRecord, make_case_record
-from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA
+from hil.controller.records.base import make_record
+from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
+from hil.controller.workloads.suites.store import HEAD, LINES
 from hil.core.text import jsonable
 
 SEED = 7
@@ -108,6 +109,29 @@ def case(id: str, outcome: str = "PASS", **values: Any) -> CaseRecord:
     return make_case_record({**given, **values})
 
 
+def suite_head(**changes: Any) -> SuiteRecord:
+    """Return suite.json of a finished run, with changed fields."""
+    head = {
+        "schema": 1,
+        "id": "r",
+        "source": "@models",
+        "suite": "models",
+        "flow": "iree",
+        "runtime": "iree",
+        "boards": ["sim"],
+        "command": "hil suite run --resume hil-suites/r",
+        "versions": {"hil": "0.1.0", "iree-compile": "3.13.0", "onnxruntime": "1.31.1"},
+        "ids": [],
+        "suite_ids": [],
+        "expected": None,
+        "interrupted": False,
+        "started": 1_770_000_000.0,
+        "finished": 1_770_000_042.5,
+        "exit_code": 1,
+    }
+    return make_record({**head, **changes}, SuiteRecord)
+
+
 def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ...] = (), **header: Any) -> Path:
     """Write a run's folder; returns it.
 
@@ -118,23 +142,9 @@ def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ..
         header: what suite.json is to say otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
-        "schema": SCHEMA,
-        "id": folder.name,
-        "source": "@models",
-        "suite": "models",
-        "flow": "iree",
-        "runtime": "iree",
-        "boards": ["sim"],
-        "started": 1_770_000_000.0,
-        "finished": 1_770_000_042.5,
-        "exit_code": 1,
-        "command": "hil suite run --resume hil-suites/r",
-        "versions": {"hil": "0.1.0", "iree-compile": "3.13.0", "onnxruntime": "1.31.1"},
-        "ids": [*(record.id for record in records), *missing],
-        "interrupted": False,
-    }
-    (folder / HEAD).write_text(json.dumps({**told, **header}))
+    ids = [*(record.id for record in records), *missing]
+    head = suite_head(**{"id": folder.name, "ids": ids, "suite_ids": ids, **header})
+    (folder / HEAD).write_text(json.dumps(head.to_json()))
     lines = (json.dumps(jsonable(record.to_json()), allow_nan=False) + "\n" for record in records)
     (folder / LINES).write_text("".join(lines))
     return folder

@@ -18,6 +18,8 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 
 R = TypeVar("R", bound="Record")
+# Version of all stored documents.
+SCHEMA = 1
 
 
 class Record(msgspec.Struct):
@@ -42,6 +44,15 @@ Number = Annotated[
     float | Literal["inf", "-inf", "nan"] | None, note("a number; infinity and NaN are strings, which JSON lacks")
 ]
 Count = Annotated[int, Meta(ge=0)]
+# Later times than the year 9999 cannot be formatted.
+Timestamp = Annotated[float, note("seconds since the epoch", ge=0, lt=253_402_300_800)]
+
+
+def check_schema(values: Any, folder: Path) -> None:
+    """Raise UsageError if a newer version of hil wrote a parsed document."""
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UsageError(f"{folder} was written by a newer hil (schema {schema})")
 
 
 def make_record(values: Any, kind: type[R]) -> R:
@@ -63,11 +74,17 @@ def read_record(path: Path, kind: type[R], most_bytes: int = MAX_FILE_BYTES) -> 
         most_bytes: Maximum size of the file.
 
     Raises:
-        UsageError: the file is unreadable, is not JSON, or is not a record of this kind.
+        UsageError: the file is unreadable, is not JSON, is not a record of this kind, or is from a newer hil.
     """
     try:
-        return make_record(read_json(path, most_bytes), kind)
+        values = read_json(path, most_bytes)
     except UsageError as error:
         raise UsageError(f"cannot read {path}: {error.message}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+    if "schema" in kind.__struct_fields__:
+        check_schema(values, path.parent)
+    try:
+        return make_record(values, kind)
+    except UsageError as error:
+        raise UsageError(f"cannot read {path}: {error.message}") from error

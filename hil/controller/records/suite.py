@@ -1,11 +1,49 @@
-"""Records of a suite run: a line of results.jsonl for each finished case."""
+"""Records of a suite run: suite.json, and a line of results.jsonl for each finished case."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from hil.controller.records.base import Count, Record, make_record, note
-from hil.controller.records.outputs import FailedReference, Placement, StoredComparison
+from msgspec import UNSET, UnsetType
+
+from hil.controller.records.base import Count, Record, Timestamp, make_record, note
+from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
+
+
+class SuiteModelFile(Record, kw_only=True):
+    """File of a model before the flow's recipe."""
+
+    path: str
+    digest: Annotated[str, note("including the external data")]
+
+
+class SuiteRecord(Record, kw_only=True):
+    """A suite run without its cases: suite.json."""
+
+    schema: Literal[1]
+    id: str
+    request: Annotated[dict[str, Any], note("options of the command, for --resume; empty for pytest")] = {}
+    source: Annotated[str, note("the suite as given")]
+    place: Annotated[
+        str | UnsetType, note("absolute path of the source; empty for hil's suites; absent for pytest")
+    ] = UNSET
+    suite: str
+    flow: str
+    runtime: str
+    boards: list[str]
+    board_info: Annotated[dict[str, dict[str, Any]], note("board -> its description, as in run.json")] = {}
+    command: Annotated[str, note("command that resumes the run")]
+    versions: Annotated[dict[str, str], note("tool -> version")]
+    ids: Annotated[list[str], note("selected cases, in order")]
+    suite_ids: Annotated[list[str], note("all cases of the suite")]
+    models: dict[str, SuiteModelFile] = {}
+    expected: Annotated[str | None, note("file of expected failures")]
+    origin: Origin | None = None
+    left_out: Annotated[list[str], note("test cases of the models that cannot be run, a line for each place")] = []
+    interrupted: bool
+    started: Timestamp
+    finished: Timestamp | None
+    exit_code: Annotated[int | None, note("null until the run has finished")]
 
 
 class OtherReference(Record, kw_only=True):
@@ -76,11 +114,27 @@ class CaseRecord(Record, kw_only=True):
     content: Annotated[str, note("digest of the case's definition")] = ""
 
 
-def make_case_record(values: Any) -> CaseRecord:
-    """Convert a line of results.jsonl to a record. Raises UsageError.
+class SuiteDocument(SuiteRecord, kw_only=True):
+    """A suite run with its cases, as `hil suite run --json` prints it."""
 
-    The key of ``directories`` was ``left`` before version 0.1.
-    """
+    folder: Annotated[str, note("directory of the run")]
+    cases: list[CaseRecord]
+
+
+def make_suite(values: Any) -> SuiteDocument:
+    """Convert a printed suite run to a record. Raises UsageError."""
+    if isinstance(values, dict) and isinstance(values.get("cases"), list):
+        values = {**values, "cases": [_upgrade_case(one) for one in values["cases"]]}
+    return make_record(values, SuiteDocument)
+
+
+def make_case_record(values: Any) -> CaseRecord:
+    """Convert a line of results.jsonl to a record. Raises UsageError."""
+    return make_record(_upgrade_case(values), CaseRecord)
+
+
+def _upgrade_case(values: Any) -> Any:
+    """Rename the key of ``directories``, which was ``left`` before version 0.1."""
     if isinstance(values, dict) and "left" in values:
-        values = {"directories": values["left"], **values}
-    return make_record(values, CaseRecord)
+        return {"directories": values["left"], **values}
+    return values

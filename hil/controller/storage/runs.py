@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from hil.controller.records.base import read_record
+from hil.controller.records.base import check_schema, read_record
 from hil.controller.records.outputs import StoredTensor
 from hil.controller.records.run import RunHead, RunRecord, make_run
 from hil.controller.storage.origin import origin_of_request, origin_text
@@ -34,7 +34,6 @@ from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
-SCHEMA = 1
 RECORD = "run.json"
 # A directory with this file contains a run for each target: hil.controller.workloads.matrix.
 MATRIX = "matrix.json"
@@ -265,8 +264,7 @@ def _read(folder: Path, file: str) -> Run:
         record = read_json(folder / file)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {folder}/{file}: {error}") from error
-    if isinstance(record, dict) and isinstance(record.get("schema"), int) and record["schema"] > SCHEMA:
-        raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
+    check_schema(record, folder)
     try:
         return Run(folder, make_run(record))
     except UsageError as error:

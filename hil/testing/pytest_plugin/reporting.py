@@ -11,17 +11,17 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hil.controller.records.suite import CaseRecord, make_case_record
+from hil.controller.records.outputs import Origin
+from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun, versions
+from hil.controller.workloads.suites.store import LINES, SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
@@ -79,13 +79,9 @@ class Reporting:
             for run in (self._runs or {}).values():
                 outcomes = [Outcome(record.outcome) for record in run.records()]
                 code = exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN
-                run.head |= {
-                    "finished": time.time(),
-                    "interrupted": interrupted,
-                    "exit_code": EXIT_INTERRUPTED if interrupted else code,
-                }
+                code = EXIT_INTERRUPTED if interrupted else code
                 try:
-                    run.save()
+                    run.save(finished=time.time(), interrupted=interrupted, exit_code=code)
                     write_reports(run.folder)
                 except HilError as error:
                     self._said.append(str(error))
@@ -93,7 +89,7 @@ class Reporting:
                     page = failure_text.typed(
                         self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
                     )
-                    self._said.append(f"{run.head['suite']} on {run.folder.name}: open {page}")
+                    self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}")
             self._write_matrices()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -108,15 +104,15 @@ class Reporting:
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
             if len(there) > 1:
                 try:
-                    page = write_targets(folder.out, folder.path.name, there, self._get_origin())
+                    page = write_targets(folder.out, folder.path.name, there, self._get_origin().to_json())
                 except HilError as error:
                     self._said.append(str(error))
                 else:
                     shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
 
-    def _get_origin(self) -> dict[str, Any]:
-        return origin_of(self._plugin.request.settings.labels).to_json()
+    def _get_origin(self) -> Origin:
+        return origin_of(self._plugin.request.settings.labels)
 
     def _start_runs(self, nodeids: Iterable[str]) -> None:
         """Create the runs' directories.
@@ -151,26 +147,26 @@ class Reporting:
             return None
         out = cases[0][1].out
         plugin.make_out(out)
-        head = {
-            "schema": SCHEMA,
-            "id": f"{folder.out.name}-{out.name}",
-            "source": str(folder.path),
-            "suite": folder.path.name,
-            "flow": target.flow.name,
-            "runtime": target.flow.runtime,
-            "boards": list(target.lender.choices),
-            "command": shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
-            "versions": versions(),
-            "origin": self._get_origin(),
-            "ids": ids,
-            "suite_ids": [case.spec.id for _, case in cases],
-            "expected": str(folder.path / EXPECTED),
-            "left_out": list(folder.left_out),
-            "interrupted": False,
-            "started": time.time(),
-            "finished": None,
-            "exit_code": None,
-        }
+        head = SuiteRecord(
+            schema=1,
+            id=f"{folder.out.name}-{out.name}",
+            source=str(folder.path),
+            suite=folder.path.name,
+            flow=target.flow.name,
+            runtime=target.flow.runtime,
+            boards=list(target.lender.choices),
+            command=shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
+            versions=versions(),
+            ids=ids,
+            suite_ids=[case.spec.id for _, case in cases],
+            expected=str(folder.path / EXPECTED),
+            origin=self._get_origin(),
+            left_out=list(folder.left_out),
+            interrupted=False,
+            started=time.time(),
+            finished=None,
+            exit_code=None,
+        )
         run = SuiteRun(out, head)
         self._open.enter_context(run.writing())
         # Remove the records of an earlier pytest run.

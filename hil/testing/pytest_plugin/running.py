@@ -23,7 +23,7 @@ from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import list_directories, record_of
 from hil.controller.workloads.suites.preparing import begin_case
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, attempt, fresh, next_confirmation
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
@@ -53,7 +53,7 @@ class CaseRun:
         self._board = ""
         self._hw_type = hil_case.hw_type
         self._work = Path(tempfile.mkdtemp(prefix="case-", dir=plugin.work))
-        self._store = SuiteRun(hil_case.out, {})
+        self._store = SuiteDirectory(hil_case.out)
         # The mismatch and the reruns that confirm it, or None.
         self._confirmation: Task | None = None
 
@@ -298,7 +298,7 @@ class CaseRun:
             )
         except errors.StorageError as error:
             print(renamed(f"hil: {error}"))
-            record = record_of(*common, SuiteRun(self._work, {}))
+            record = record_of(*common, SuiteDirectory(self._work))
             return record.replace(repeat=self._repeat_command, diff="", folder="")
 
     @property

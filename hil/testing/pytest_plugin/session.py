@@ -34,7 +34,7 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
@@ -66,7 +66,7 @@ class Prefetch:
         settings: Settings,
         runner: Runner,
         config: BoardConfig,
-        run: SuiteRun,
+        run: SuiteDirectory,
     ) -> None:
         self._over = threading.Event()
         self._changed = threading.Condition()
@@ -285,7 +285,7 @@ class PluginSession:
         key = (case.folder.path, target.name)
         if key not in self._prefetches:
             specs = [one.spec for one in coming() if (one.folder.path, one.target.name) == key]
-            run = SuiteRun(self.work / str(len(self._prefetches)), {})
+            run = SuiteDirectory(self.work / str(len(self._prefetches)))
             self._prefetches[key] = Prefetch(specs, target.flow, target.request.settings, self.runner, config, run)
         return self._prefetches[key].take(case.spec.id)
 

@@ -189,8 +189,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
     rows = [{"name": one.name, **one.result.to_json()} for one in ended]
     if all(one.spec.kind is Kind.SUITE for one in ended):
         run = fetch_suite(farm, ended, out)
-        cases = [record.to_json() for record in run.records()]
-        document["suite"] = {**run.head, "folder": str(run.folder), "cases": cases}
+        document["suite"] = run.to_document().to_json()
         rows = [{key: value for key, value in row.items() if key != "record"} for row in rows]
     elif out is not None:
         for one in ended:

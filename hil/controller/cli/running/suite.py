@@ -152,14 +152,13 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         else:
             stored = run_suite(_request(str(source), settings), out=out, screen=screen)
     if as_json:
-        cases = [record.to_json() for record in stored.records()]
-        return answer(True, {**stored.head, "folder": str(stored.folder), "cases": cases})
-    if stored.head["ids"]:
+        return answer(True, stored.to_document())
+    if stored.head.ids:
         print_summary(Console(), stored.folder)
     else:
-        chosen = " that match the options" if stored.head["suite_ids"] else ""
-        say(f"hil: no cases ran: {stored.head['source']} has no cases{chosen}")
-    return int(stored.head["exit_code"])
+        chosen = " that match the options" if stored.head.suite_ids else ""
+        say(f"hil: no cases ran: {stored.head.source} has no cases{chosen}")
+    return stored.head.exit_code or 0
 
 
 def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:

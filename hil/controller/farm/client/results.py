@@ -15,8 +15,11 @@ from hil.controller.farm.client.answers import check_result_values, check_suite_
 from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
+from hil.controller.records.base import Record, make_record
+from hil.controller.records.outputs import Origin
 from hil.controller.records.run import make_run
-from hil.controller.records.suite import CaseRecord, make_case_record
+from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_suite
+from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, storing
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
@@ -29,7 +32,7 @@ from hil.core.results import Outcome, exit_code_of, gravest
 from hil.core.text import numbered
 from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Record)
 _AT_ONCE = 8
 # Limit for the parts of a file's path. A run's directory has six levels.
 _MAX_PARTS = 32
@@ -268,80 +271,83 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 
 
 def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
-    heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
-    head = _build_head(parts, heads, folder)
-    request = SuiteRequest.of_json(head["request"])
+    records = [
+        None if part.result.record.get("cases") is None else convert_record(part.name, make_suite, part.result.record)
+        for part in parts
+    ]
+    head = _build_head(parts, [one for one in records if one is not None], folder)
+    # The fields of the job's options are unchecked.
+    run = SuiteRun.create(folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json()))
+    request = SuiteRequest.of_json(run.head.request)
     check_fields(request)
-    run = SuiteRun.create(folder, head)
     found: dict[str, CaseRecord] = {}
-    for part in parts:
-        found |= {record.id: record for record in _read_records(part, run, request)}
+    for part, record in zip(parts, records, strict=True):
+        found |= {case.id: case for case in _list_cases(part, record, run, request)}
     outcomes = [Outcome(record.outcome) for record in found.values()]
-    started = min([head["started"] for head in heads if head.get("started")], default=run.head["started"])
-    ended = max([head["finished"] for head in heads if head.get("finished")], default=time.time())
     with run.writing():
-        for case_id in run.head["ids"]:
+        for case_id in run.head.ids:
             if case_id in found:
                 run.append(found[case_id])
-    code = exit_code_of(outcomes)
     cut = any(part.result.exit_code == EXIT_INTERRUPTED for part in parts)
-    run.head.update(
-        started=started,
-        finished=None if cut else ended,
+    run.save(
+        finished=None if cut else run.head.finished,
         interrupted=cut,
-        exit_code=EXIT_INTERRUPTED if cut else code,
+        exit_code=EXIT_INTERRUPTED if cut else exit_code_of(outcomes),
     )
-    run.save()
     write_reports(folder)
     return run
 
 
-def _build_head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folder: Path) -> SuiteRecord:
     options = parts[0].spec.options
     typed = options["typed"]
     asked = replace(typed_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
     listed = [case[0] for part in parts for case in part.spec.options["cases"]]
-    all_ids = next((list(head["suite_ids"]) for head in heads if head.get("suite_ids")), listed)
+    all_ids = next((head.suite_ids for head in heads if head.suite_ids), listed)
     order = {case_id: number for number, case_id in enumerate(all_ids)}
-    return {
-        "request": asked.to_json(),
-        "id": folder.name,
-        "source": typed["source"],
-        "suite": typed["suite"],
-        "flow": typed["flow_name"],
-        "runtime": typed["runtime"],
-        "boards": sorted({board for head in heads for board in head.get("boards", ())}),
-        "board_info": {board: info for head in heads for board, info in head.get("board_info", {}).items()},
-        "command": "",
-        "models": {name: file for head in heads for name, file in head.get("models", {}).items()},
-        "versions": next((head["versions"] for head in heads if head.get("versions")), versions()),
-        "ids": sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
-        "suite_ids": all_ids,
-        "origin": options.get("origin"),
-        "expected": typed["expected"],
-        "left_out": typed.get("left_out", []),
-        "place": typed.get("place", ""),
-    }
+    request = asked.to_json()
+    origin = options.get("origin")
+    return SuiteRecord(
+        schema=1,
+        id=folder.name,
+        request=request,
+        source=typed["source"],
+        place=typed.get("place", ""),
+        suite=typed["suite"],
+        flow=typed["flow_name"],
+        runtime=typed["runtime"],
+        boards=sorted({board for head in heads for board in head.boards}),
+        board_info={board: info for head in heads for board, info in head.board_info.items()},
+        command="",
+        versions=next((head.versions for head in heads if head.versions), versions()),
+        ids=sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
+        suite_ids=all_ids,
+        models={name: file for head in heads for name, file in head.models.items()},
+        expected=typed["expected"],
+        origin=make_record(origin, Origin) if origin else origin_of_request(request),
+        left_out=typed.get("left_out", []),
+        interrupted=False,
+        started=min((head.started for head in heads), default=time.time()),
+        finished=max((head.finished for head in heads if head.finished), default=time.time()),
+        exit_code=None,
+    )
 
 
-def _read_records(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
-    """Yield a part's records, adjusted as if the cases had run on this machine."""
-    was = str(part.result.record.get("folder", ""))
-    ended = {}
-    for line in part.result.record.get("cases") or ():
-        record = convert_record(part.name, make_case_record, line)
+def _list_cases(
+    part: EndedJob, record: SuiteDocument | None, run: SuiteRun, request: SuiteRequest
+) -> Iterable[CaseRecord]:
+    """Yield the cases of a part, adjusted as if they had run on this machine."""
+    ended, was = {}, record.folder if record else ""
+    for case in record.cases if record else ():
         # The run directory on the host is fetched to this machine, so replace the path.
-        ended[record.id] = record.replace(
-            repeat=request.command(record.id),
-            diff=_replace_folder(record.diff, was, run.folder),
-            hint=_replace_folder(record.hint, was, run.folder),
-        )
+        hint, diff = (_replace_folder(text, was, run.folder) for text in (case.hint, case.diff))
+        ended[case.id] = case.replace(repeat=request.command(case.id), hint=hint, diff=diff)
     cancelled = part.result.exit_code == EXIT_INTERRUPTED
-    for case in part.spec.options["cases"]:
-        if case[0] in ended:
-            yield ended[case[0]]
+    for planned in part.spec.options["cases"]:
+        if planned[0] in ended:
+            yield ended[planned[0]]
         elif not cancelled:
-            yield _make_lost_record(case, part.result, run, request)
+            yield _make_lost_record(planned, part.result, run, request)
 
 
 def _replace_folder(text: str, was: str, folder: Path) -> str:
@@ -359,14 +365,16 @@ def _make_lost_record(case: Sequence[str], result: JobResult, run: SuiteRun, req
     known = {outcome.value for outcome in Outcome if outcome.exit_code}
     outcome = result.outcome if result.outcome in known and not result.infrastructure else Outcome.BOARD_LOST.value
     case_id, model, layer, op = case
-    where = {name: run.head[name] for name in ("suite", "flow", "runtime", "started")}
     message, repeat = result.reason or "the job has no result", request.command(case_id)
     return CaseRecord(
         id=case_id,
         model=model,
         layer=layer,
         op=op,
-        **where,
+        suite=run.head.suite,
+        flow=run.head.flow,
+        runtime=run.head.runtime,
+        started=run.head.started,
         outcome=outcome,
         ended=outcome,
         message=message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +18,14 @@ from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import Origin
+from hil.controller.records.run import RunRecord
+from hil.controller.records.suite import SuiteDocument
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import coming_from
 from hil.core.digest import algorithm_of, check
 from hil.core.files import MAX_MODEL_BYTES, copy_file, digest_file, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES
-from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, FarmError, FarmUnreachable, UsageError
 
 T = TypeVar("T")
@@ -75,12 +76,12 @@ def use_board(attempt: Attempt) -> JobResult:
         record, place = _execute_job(attempt, work, out)
     with timed("upload"):
         stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
-    for case in record["cases"] if spec.kind is not Kind.SUITE else ():
-        attempt.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
+    for case in record.cases if isinstance(record, RunRecord) else ():
+        attempt.print(f"{case.name}: {case.outcome and case.outcome.value} {case.reason}".strip())
     return _build_result(record, stored)
 
 
-def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
+def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[RunRecord | SuiteDocument, Path]:
     """Run the job. Returns the record and the run directory."""
     options, progress = attempt.grant.spec.options, LineProgress(attempt.print, attempt.case_ended)
     if attempt.grant.spec.kind is Kind.SUITE:
@@ -88,8 +89,7 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any
 
         request = replace(request_of(options, work), boards=(attempt.board.name,), hw_type="", ssh={})
         suite = run_suite(request, out=out, screen=progress, isolated=attempt.isolated, choices=[attempt.board])
-        cases = [record.to_json() for record in suite.records()]
-        return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
+        return suite.to_document(), suite.folder
     job = replace(job_of(options, work), board=attempt.board.name, out=out)
     if attempt.grant.spec.kind is Kind.BUNDLE:
         from hil.controller.workloads.bundles.run import run_bundle
@@ -102,7 +102,7 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any
         record = run_job(job, screen=progress, isolated=attempt.isolated, choice=attempt.board)
     if not record.folder:  # the board refused the session, so no directory was created
         out.mkdir(exist_ok=True)
-    return record.to_json(), Path(record.folder or out)
+    return record, Path(record.folder or out)
 
 
 def _retry_until_reachable(call: Callable[[], T]) -> T:
@@ -114,15 +114,22 @@ def _retry_until_reachable(call: Callable[[], T]) -> T:
             time.sleep(AGAIN_S)  # without a listening gateway, calls fail immediately
 
 
-def _build_result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
-    cases: Sequence[Mapping[str, Any]] = record["cases"]
-    code = int(record["exit_code"])
-    worst: Mapping[str, Any] = next((one for one in cases if exit_code_of([Outcome(one["outcome"])]) == code), {})
-    reason = ""
-    if worst and code:
-        reason = f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
-    outcome, broken = str(worst.get("outcome", "")), code == EXIT_BOARD
-    return JobResult(code, outcome, reason[:REASON], infrastructure=broken, record=jsonable(record), files=stored)
+def _build_result(record: RunRecord | SuiteDocument, stored: Mapping[str, str]) -> JobResult:
+    if isinstance(record, RunRecord):
+        cases = [(case.name, case.outcome, case.reason) for case in record.cases]
+    else:
+        cases = [(case.id, Outcome(case.outcome), case.message) for case in record.cases]
+    code = record.exit_code or 0
+    worst = (case for case in cases if case[1] and exit_code_of([case[1]]) == code)
+    name, outcome, reason = next(worst, ("", None, ""))
+    return JobResult(
+        code,
+        outcome.value if outcome else "",
+        f"{name}: {reason}"[:REASON] if outcome and code else "",
+        infrastructure=code == EXIT_BOARD,
+        record=record.to_json(),
+        files=stored,
+    )
 
 
 _NO_ORIGIN = {"labels": [], "branch": "", "commit": ""}

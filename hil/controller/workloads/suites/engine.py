@@ -10,6 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
@@ -20,7 +21,7 @@ from hil.controller.storage.screen import prompts
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.preparing import prepared
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import (
     BoardLoss,
     BoardSlot,
@@ -62,7 +63,7 @@ class Engine:
         flow: Flow,
         choices: Sequence[BoardChoice],
         runner: Runner,
-        run: SuiteRun,
+        run: SuiteDirectory,
         *,
         say: TextSink = lambda text: None,
     ) -> None:
@@ -83,7 +84,7 @@ class Engine:
         self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._record_board)
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
-        self.boards: dict[str, dict[str, object]] = {}  # info by opened board
+        self.boards: dict[str, dict[str, Any]] = {}  # info by opened board
         if all(knows_target(choice.config, flow.runtime) for choice in choices):
             self._agreed.join(choices[0].config)
 

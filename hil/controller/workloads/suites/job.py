@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
-from hil.controller.records.suite import CaseRecord
+from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
+from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
 from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of
@@ -72,7 +73,7 @@ def run_suite(
         choices: the boards; if empty, the boards of the request.
 
     Returns:
-        The run; ``head["exit_code"]`` is 5 if no case was selected.
+        The run; ``head.exit_code`` is 5 if no case was selected.
 
     Raises:
         UsageError: the request is invalid.
@@ -95,10 +96,9 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
         KeyboardInterrupt: Ctrl-C.
     """
     run = SuiteRun.open(folder)
-    check_seal(folder, run.head.get("request", {}))
+    check_seal(folder, run.head.request)
     try:
-        request = SuiteRequest.of_json(run.head["request"])
-        str(run.head["suite"]), list(run.head["ids"]), str(run.head["id"])
+        request = SuiteRequest.of_json(run.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
@@ -171,24 +171,30 @@ class _SuiteJob:
         suite, flow = self._suite, self._flow
         specs = select(suite, self._request, flow, self._expectations, self._choices)
         folder = out or default_folder(suite.name, flow.name)
-        head = {
-            "request": self._request.to_json(),
-            "id": folder.name,
-            "source": suite.source,
-            "place": place_of(suite.source),
-            "suite": suite.name,
-            "flow": flow.name,
-            "runtime": flow.runtime,
-            "boards": [choice.name for choice in self._choices],
-            "command": _resume_command(folder),
-            "versions": versions(),
-            "ids": [spec.id for spec in specs],
-            "suite_ids": [spec.id for spec in suite.cases],
-            "models": model_files(specs),
-            "expected": str(suite.expected) if suite.expected else None,
-            "left_out": list(suite.left_out),
-            "interrupted": False,
-        }
+        request = self._request.to_json()
+        head = SuiteRecord(
+            schema=1,
+            id=folder.name,
+            request=request,
+            source=suite.source,
+            place=place_of(suite.source),
+            suite=suite.name,
+            flow=flow.name,
+            runtime=flow.runtime,
+            boards=[choice.name for choice in self._choices],
+            command=_resume_command(folder),
+            versions=versions(),
+            ids=[spec.id for spec in specs],
+            suite_ids=[spec.id for spec in suite.cases],
+            models=model_files(specs),
+            expected=str(suite.expected) if suite.expected else None,
+            origin=origin_of_request(request),
+            left_out=list(suite.left_out),
+            interrupted=False,
+            started=time.time(),
+            finished=None,
+            exit_code=None,
+        )
         is_new, is_first = not folder.exists(), not folder.parent.exists()
         run = SuiteRun.create(folder, head)
         try:
@@ -205,20 +211,19 @@ class _SuiteJob:
 
     def resume(self, run: SuiteRun) -> SuiteRun:
         by_id = {spec.id: spec for spec in self._suite.cases}
-        if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
+        if missing := [case_id for case_id in run.head.ids if case_id not in by_id]:
             raise UsageError(
                 f"cannot resume {run.folder}: the suite {self._suite.name} no longer has the case {missing[0]!r}"
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="the models or the onnx package changed: start a new run",
             )
         with run.writing():
-            was, now = run.head.get("versions", {}), versions()
+            was, now = run.head.versions, versions()
             if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
                 text = f"finished cases ran with {', '.join(other)}: start a new run for consistent versions"
                 self._screen.note(text)
-            specs = [by_id[case_id] for case_id in run.head["ids"]]
-            run.head.update(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
-            run.save()
+            specs = [by_id[case_id] for case_id in run.head.ids]
+            run.save(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
             return self._run_cases(run, specs)
 
     def _run_cases(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
@@ -238,7 +243,7 @@ class _SuiteJob:
             if todo:
                 engine = Engine(request, flow, self._choices, suite_runner(self._context), run, say=screen.note)
                 # The engine adds boards as it opens them. Keep those from an earlier part.
-                engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
+                engine.boards = run.head.board_info
                 for task in engine.run(list(todo.values())):
                     # Cases that reached no board were compiled for this board type.
                     task.hw_type = task.hw_type or engine.hw_type
@@ -248,16 +253,14 @@ class _SuiteJob:
                     run.append(record)
                     screen.end(record)
                 if request.on_farm:
-                    run.head["boards"] = sorted(engine.boards)
+                    run.head.boards = sorted(engine.boards)
         except KeyboardInterrupt:
-            run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
-            run.save()
+            run.save(interrupted=True, exit_code=EXIT_INTERRUPTED)
             write_reports(run.folder)
             screen.interrupt(_resume_command(run.folder))
             raise
         outcomes = [Outcome(record.outcome) for record in run.records()]
-        run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes))
-        run.save()
+        run.save(finished=time.time(), exit_code=exit_code_of(outcomes))
         write_reports(run.folder)
         return run
 
@@ -299,8 +302,8 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
     run = SuiteRun.open(folder)
     if path is not None and not update and not path.exists():
         raise UsageError(f"file {path} not found", hint="--update creates it from the failures of the run")
-    own = path or (Path(run.head["expected"]) if run.head.get("expected") else None)
+    own = path or (Path(run.head.expected) if run.head.expected else None)
     if own is None:
-        what = f"the suite {run.head['suite']} has no expected-failures file"
+        what = f"the suite {run.head.suite} has no expected-failures file"
         raise UsageError(what, hint="add --file FILE")
-    return rewritten(own, run.records(), ids=run.head["suite_ids"], write=update)
+    return rewritten(own, run.records(), ids=run.head.suite_ids, write=update)

@@ -15,7 +15,7 @@ from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import shortened
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, confirmed
 from hil.core.results import Outcome
 
@@ -30,7 +30,9 @@ _INSTEAD = {
 }
 
 
-def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: SuiteRequest, run: SuiteRun) -> CaseRecord:
+def record_of(
+    spec: CaseSpec, task: Task, suite: str, flow: Flow, request: SuiteRequest, run: SuiteDirectory
+) -> CaseRecord:
     """Return the record of a finished case. Store the tensors if needed.
 
     Args:
@@ -71,7 +73,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Suite
     )
 
 
-def list_directories(case: Case, run: SuiteRun) -> dict[str, str]:
+def list_directories(case: Case, run: SuiteDirectory) -> dict[str, str]:
     """Return the directories that the case wrote outside of the case's directory, by kind."""
     folders = {f"{one.kind} profile": Path(one.folder) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
@@ -79,7 +81,7 @@ def list_directories(case: Case, run: SuiteRun) -> dict[str, str]:
     return {what: run.to(folder) for what, folder in folders.items()}
 
 
-def _store_tensors(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
+def _store_tensors(case: Case, run: SuiteDirectory, wanted: bool) -> dict[str, dict[str, Path]]:
     """Store a case's tensors. Return the files by kind and tensor name, in order."""
     if not wanted:
         return {}

@@ -25,7 +25,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.request import Settings
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig
 from hil.core.futures import iterate_completed
@@ -162,7 +162,7 @@ def prepared(
     settings: Settings,
     runner: Runner,
     config: BoardConfig,
-    run: SuiteRun,
+    run: SuiteDirectory,
     over: threading.Event,
 ) -> Iterator[Task]:
     """Yield tasks with cases that are ready to run or have ended, until ``over`` is set."""

@@ -13,6 +13,7 @@ from typing import Any
 from hil.controller.devices.board_choice import is_lent
 from hil.controller.pipeline.settings.option_words import format_option_values, option_words
 from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
+from hil.core.text import jsonable
 from hil.errors import UsageError
 
 # hil's built-in suites: source -> name. The @ distinguishes them from paths.
@@ -59,7 +60,8 @@ class SuiteRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON values."""
-        return asdict(self)
+        values: dict[str, Any] = jsonable(asdict(self))
+        return values
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> SuiteRequest:

@@ -13,11 +13,14 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.records.suite import CaseRecord, make_case_record
-from hil.controller.storage.origin import origin_of_request
+from msgspec.structs import asdict
+
+from hil.controller.records.base import read_record
+from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_case_record
+from hil.controller.storage.paths import exists
 from hil.controller.storage.runs import safe_name, seal, store_tensors, storing, write_file, write_json
 from hil.core import own_version
-from hil.core.bounded_json import parse_json, read_json
+from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.tensors import Array
@@ -50,24 +53,43 @@ def installed(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-SCHEMA = 1
 HEAD = "suite.json"
 LINES = "results.jsonl"
 _LOCK = ".lock"
 
 
-class SuiteRun:
-    """A suite run in a directory. Only one process at a time may write (:meth:`writing`)."""
+class SuiteDirectory:
+    """Directory for the files of a suite's cases."""
 
-    def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # suite.json content: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
-        # ``versions``, ``origin``, ``ids`` (all cases, in order), ``started``, ``finished``, ``exit_code``,
-        # ``interrupted``.
+
+    def case_folder(self, case_id: str) -> Path:
+        """Return the directory of a case."""
+        return self.folder / "cases" / case_id
+
+    def to(self, folder: Path) -> str:
+        """Return a relative link to a directory, so that the reports and the directory can be moved together."""
+        return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
+
+    def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
+        """Write tensors of a case as .npy files in ``cases/<id>/<kind>``. Return the files, in order."""
+        folder = self.folder / "cases"
+        return [folder / entry.file for entry in store_tensors(folder, case_id, kind, tensors)]
+
+
+class SuiteRun(SuiteDirectory):
+    """A suite run in a directory. ``head`` is the content of suite.json; :meth:`save` writes it.
+
+    Only one process at a time may write (:meth:`writing`).
+    """
+
+    def __init__(self, folder: Path, head: SuiteRecord) -> None:
+        super().__init__(folder)
         self.head = head
 
     @classmethod
-    def create(cls, folder: Path, head: Mapping[str, Any]) -> SuiteRun:
+    def create(cls, folder: Path, head: SuiteRecord) -> SuiteRun:
         """Create a run. Raises UsageError if the directory already contains a run."""
         if (folder / HEAD).exists():
             raise UsageError(
@@ -77,32 +99,29 @@ class SuiteRun:
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LINES).touch()
-            seal(folder, head.get("request", {}))
-        now = {"started": time.time(), "finished": None, "exit_code": None}
-        origin = head.get("origin") or origin_of_request(head.get("request", {})).to_json()
-        run = cls(folder, {"schema": SCHEMA, **head, "origin": origin, **now})
+            seal(folder, head.request)
+        run = cls(folder, head)
         run.save()
         return run
 
     @classmethod
     def open(cls, folder: Path) -> SuiteRun:
         """Open a stored run. Raises UsageError if the run is missing or the head is unreadable."""
-        try:
-            head = read_json(folder / HEAD)
-            if head["schema"] > SCHEMA:
-                raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
-        except FileNotFoundError as error:
+        if not exists(folder / HEAD):
             raise UsageError(
                 f"{folder} is not a suite run: {HEAD} not found",
                 hint="give the directory of a suite run: --out, or the path that hil suite run printed",
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"{folder / HEAD} cannot be read: {error}") from error
-        return cls(folder, head)
+            )
+        return cls(folder, read_record(folder / HEAD, SuiteRecord))
 
-    def save(self) -> None:
-        """Write suite.json atomically."""
-        write_json(self.folder / HEAD, self.head)
+    def save(self, **changes: Any) -> None:
+        """Change fields of the head, and write suite.json atomically."""
+        self.head = self.head.replace(**changes)
+        write_json(self.folder / HEAD, self.head.to_json())
+
+    def to_document(self) -> SuiteDocument:
+        """Return the run with its cases."""
+        return SuiteDocument(**asdict(self.head), folder=str(self.folder), cases=self.records())
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -150,7 +169,7 @@ class SuiteRun:
                 damaged += 1
             else:
                 found[record.id] = record
-        order = {case_id: number for number, case_id in enumerate(self.head.get("ids", ()))}
+        order = {case_id: number for number, case_id in enumerate(self.head.ids)}
         return sorted(found.values(), key=lambda record: order.get(record.id, len(order))), damaged
 
     def drop_stale(self, content: Mapping[str, str]) -> list[str]:
@@ -161,19 +180,6 @@ class SuiteRun:
             kept = b"".join(_encode_record(record) for record in records if record.id not in stale)
             write_file(self.folder / LINES, kept)
         return stale
-
-    def case_folder(self, case_id: str) -> Path:
-        """Return the directory of a case."""
-        return self.folder / "cases" / case_id
-
-    def to(self, folder: Path) -> str:
-        """Return a relative link to a directory, so that the reports and the directory can be moved together."""
-        return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
-
-    def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
-        """Write tensors of a case as .npy files in ``cases/<id>/<kind>``. Return the files, in order."""
-        folder = self.folder / "cases"
-        return [folder / entry.file for entry in store_tensors(folder, case_id, kind, tensors)]
 
 
 def _encode_record(record: CaseRecord) -> bytes:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from support.bisect_records import bisect_record, layer_finding
 from support.layer_models import FLOAT, model_of, node, residual_cnn
 from support.made_profiles import profile, row
+from support.suite_runs import suite_head
 
 from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.profile.store import write_profile
@@ -77,12 +78,13 @@ def test_layers_write_bisect_values_by_node(tmp_path):
 def test_layers_write_suite_values_by_node(tmp_path):
     folder = tmp_path / "suite"
     folder.mkdir()
-    (folder / "suite.json").write_text(json.dumps({"schema": 1, "ids": ["a", "b"]}))
+    (folder / "suite.json").write_text(json.dumps(suite_head(ids=["a", "b"]).to_json()))
     usual = {"suite": "s", "flow": "iree", "runtime": "iree", "outcome": "PASS", "ended": "PASS", "model": "net"}
     cases = [
-        {**usual, "id": "a", "layer": "Conv_stem", "outputs": [{"name": "c1", "max_abs": 0.25}]},
+        {**usual, "id": "a", "layer": "Conv_stem", "outputs": [{"name": "c1", "passed": False, "max_abs": 0.25}]},
         {**usual, "id": "b", "layer": "Gone", "outputs": []},
-        {**usual, "id": "c", "layer": "Relu_stem_relu", "outputs": [{"name": "r1", "max_abs": 9.0}], "model": "other"},
+        {**usual, "id": "c", "layer": "Relu_stem_relu", "model": "other"}
+        | {"outputs": [{"name": "r1", "passed": False, "max_abs": 9.0}]},
     ]
     (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in cases))
     model, out = saved(residual_cnn(), tmp_path / "net.onnx"), tmp_path / "errors.json"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.suite_runs import suite_head
 
 from hil.controller.cli.farm import result as commands
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
@@ -21,7 +22,8 @@ def row(kind: str = "suite", case: dict[str, Any] | None = None, **record: Any) 
     """Return a job's row as sent by a gateway, with one case."""
     whole = {"id": "a", "model": "m", "suite": "s", "flow": "f", "runtime": "iree", "outcome": "FAIL", "ended": "FAIL"}
     options = {**SuiteRequest("s", "f").to_json(), "typed": TYPED, "cases": [["a", "m", "", ""]]}
-    result = {"exit_code": 0, "outcome": "PASS", "record": {"cases": [{**whole, **(case or {})}], **record}}
+    head = suite_head().to_json() | {"folder": "/tmp/r", "cases": [{**whole, **(case or {})}], **record}
+    result = {"exit_code": 0, "outcome": "PASS", "record": head}
     return {"name": "17.2", "state": "done", "spec": {"kind": kind, "options": options}, **result}
 
 

@@ -108,8 +108,7 @@ def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
     spec = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
     request = request_of(spec.options, fetched(spec, files, place / "files"))
     run = run_suite(request, out=place / "out", screen=Quiet())
-    record = {**run.head, "folder": str(run.folder), "cases": [one.to_json() for one in run.records()]}
-    return JobResult(int(run.head["exit_code"]), record=json.loads(json.dumps(record)))
+    return JobResult(run.head.exit_code or 0, record=json.loads(json.dumps(run.to_document().to_json())))
 
 
 @pytest.mark.ci
@@ -125,7 +124,7 @@ def test_merged_parts_equal_local_suite_run(folder, tmp_path):
     merged = merge(ended, tmp_path / "merged")
     whole = run_suite(request, out=tmp_path / "whole", screen=Quiet())
     for name in ("suite", "flow", "runtime", "source", "ids", "suite_ids", "exit_code", "boards"):
-        assert merged.head[name] == whole.head[name], name
+        assert getattr(merged.head, name) == getattr(whole.head, name), name
     outcomes = [(one.id, one.outcome, one.repeat) for one in merged.records()]
     assert outcomes == [(one.id, one.outcome, one.repeat) for one in whole.records()]
     assert [one[1] for one in outcomes] == ["PASS", "XFAIL", "PASS"]
@@ -149,11 +148,11 @@ def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
     assert records[1].message == "the host died"
     assert records[1].model == "broken"
     # Cancelled cases are missing, and the run is marked as interrupted.
-    assert merged.head["interrupted"]
-    assert merged.head["exit_code"] == 130
-    assert len(merged.head["ids"]) == 3
+    assert merged.head.interrupted
+    assert merged.head.exit_code == 130
+    assert len(merged.head.ids) == 3
     again = merge([EndedJob("1", plan.specs[0], good), EndedJob("1", plan.specs[1], lost)], tmp_path / "n")
-    assert again.head["exit_code"] == 4
+    assert again.head.exit_code == 4
     with pytest.raises(UsageError, match="already contains a suite run"):
         merge([EndedJob("1", plan.specs[0], good)], tmp_path / "m")
 

@@ -17,7 +17,6 @@ from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.traces.trace import Trace
 from hil.core.results import Outcome
 
@@ -84,8 +83,6 @@ def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.
 
 def test_all_records_include_origin(tree: Path) -> None:
     wanted = origin_of(["a"]).to_json()
-    request = SuiteRequest("@models", settings=Settings(labels=("a",)))
-    assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
     targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")

@@ -33,6 +33,7 @@ from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.models.sizing.sizes import sized_name, sweep
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, CaseSettings, RunSettings, split_dims
+from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
@@ -41,7 +42,6 @@ from hil.controller.workloads.suites.cases.spec import (
     CaseSpec,
     OwnCase,
     SuiteModel,
-    SuiteModelFile,
     short,
     worded,
 )
@@ -338,7 +338,7 @@ class _PreparedModel:
     def file(self) -> SuiteModelFile | None:
         """Return the model's file, or None for an unreadable model."""
         try:
-            return SuiteModelFile(str(self.source.path), self._load_plain_model().digest)
+            return SuiteModelFile(path=str(self.source.path), digest=self._load_plain_model().digest)
         except StorageError:
             raise
         except HilError:  # the model's case reports it

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.program_case import ProgramCase
 from hil.core.digest import digest_of
@@ -69,17 +70,9 @@ class CaseSpec:
     file: SuiteModelFile | None = None
 
 
-@dataclass(frozen=True)
-class SuiteModelFile:
-    """File of a model before the flow's recipe."""
-
-    path: str
-    digest: str
-
-
-def model_files(specs: Sequence[CaseSpec]) -> dict[str, dict[str, str]]:
-    """Return the path and digest of the models' files, for the run's record."""
-    return {spec.model: dict(vars(spec.file)) for spec in specs if spec.file is not None}
+def model_files(specs: Sequence[CaseSpec]) -> dict[str, SuiteModelFile]:
+    """Return the models' files, for the run's record."""
+    return {spec.model: spec.file for spec in specs if spec.file is not None}
 
 
 @dataclass(frozen=True)

@@ -78,23 +78,28 @@ def load_run(folder: Path) -> SuiteResults:
     head = run.head
     try:
         records, damaged = run.read()
-        ended = {record.id for record in records}
-        known: dict[str, Any] = {name: str(head[name]) for name in ("suite", "flow")}
-        known |= {name: str(head.get(name) or "") for name in ("source", "runtime", "command")}
-        known |= {name: head.get(name) for name in ("started", "finished", "exit_code")}
-        known |= {name: tuple(map(str, head.get(name) or ())) for name in ("boards", "left_out")}
-        return SuiteResults(
-            **known,
-            folder=folder,
-            id=str(head.get("id") or folder.name),
-            versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
-            interrupted=bool(head.get("interrupted")),
-            records=tuple(records),
-            missing=tuple(one for one in map(str, head["ids"]) if one not in ended),
-            damaged=damaged,
-        )
-    except (OSError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
+    ended = {record.id for record in records}
+    return SuiteResults(
+        folder=folder,
+        id=head.id,
+        source=head.source,
+        suite=head.suite,
+        flow=head.flow,
+        runtime=head.runtime,
+        boards=tuple(head.boards),
+        started=head.started,
+        finished=head.finished,
+        exit_code=head.exit_code,
+        command=head.command,
+        versions=head.versions,
+        interrupted=head.interrupted,
+        records=tuple(records),
+        missing=tuple(one for one in head.ids if one not in ended),
+        damaged=damaged,
+        left_out=tuple(head.left_out),
+    )
 
 
 class Totals:

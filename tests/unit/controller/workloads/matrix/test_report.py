@@ -40,7 +40,7 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.digest import digest_of
 from hil.core.results import Artifact, Outcome, RunResult, Timings
@@ -118,7 +118,7 @@ def test_stored_model_run_matches_suite_record(tmp_path: Path):
     stored = run_record(record_case(ended, {}), board={"name": "sim", "hw_type": "", "info": {}})
     (record,) = results_of_run(Run(tmp_path, make_run(json.loads(json.dumps(stored.to_json()))))).records
     spec, task = CaseSpec("net", "net", lambda folder: pytest.fail("it has ended")), Task(ended, board="sim")
-    suites = record_of(spec, task, "", Flow("", "iree"), SuiteRequest(""), SuiteRun(tmp_path / "suite", {}))
+    suites = record_of(spec, task, "", Flow("", "iree"), SuiteRequest(""), SuiteDirectory(tmp_path / "suite"))
     assert suites.replace(program="", repeat="", folder="net", started=0.0) == record
     assert (record.disagreement, len(record.other_references)) == ("b and c disagree on y", 1)
     assert (record.cached, record.elsewhere, record.notes) == (True, "1 of 2 nodes", {"text": "it"})

@@ -21,7 +21,7 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.preparing import suite_runner
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, fresh
 from hil.core.results import Outcome, Stage, Timings
 from hil.errors import BoardLost, BoardUnfit, ImportFailed
@@ -35,7 +35,7 @@ def engine(tmp_path):
     choices = [choose(f"unix:{tmp_path / name}", "") for name in ("a", "b")]
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
-        run = SuiteRun(tmp_path / "run", {})
+        run = SuiteDirectory(tmp_path / "run")
         yield Engine(SuiteRequest("s"), load_flow("onnxruntime"), choices, suite_runner(context), run)
 
 

@@ -19,7 +19,7 @@ from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Outcome, RunResult
 from hil.errors import CompileFailed
@@ -35,7 +35,7 @@ def make(folder: Path) -> CaseData:
 def recorded(tmp_path):
     def record(case: Case) -> CaseRecord:
         spec = CaseSpec("c", "m", make, content="of c")
-        return record_of(spec, Task(case, board="b"), "s", FLOW, SuiteRequest("s"), SuiteRun(tmp_path, {}))
+        return record_of(spec, Task(case, board="b"), "s", FLOW, SuiteRequest("s"), SuiteDirectory(tmp_path))
 
     return record
 

@@ -10,17 +10,19 @@ import pytest
 from onnx import TensorProto, helper
 
 from hil.controller.models.flows import Flow
+from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec, SuiteModelFile
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.preparing import begin_case, options_for, suite_runner
 from hil.controller.workloads.suites.request import Settings
 from hil.core.results import Outcome
 
 DATA = CaseData(Path("made/by/recipe.onnx"))
-WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=SuiteModelFile("models/net.onnx", ""))
-LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=SuiteModelFile("models/net.onnx", ""))
+FILE = SuiteModelFile(path="models/net.onnx", digest="")
+WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=FILE)
+LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=FILE)
 FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
 
 
@@ -63,7 +65,7 @@ def test_model_table_must_name_existing_outputs(
 ) -> None:
     value = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
     data = CaseData(save_onnx([helper.make_node("Neg", ["x"], ["y"])], *value, name="recipe.onnx"))
-    spec = CaseSpec("net_full_model", "net", lambda folder: data, file=SuiteModelFile("models/net.onnx", ""))
+    spec = CaseSpec("net_full_model", "net", lambda folder: data, file=FILE)
     settings = Settings(per_model={pattern: {"accept": ("yy: argmax",)}})
     case = begin_case(spec, FLOW, suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
     assert case.outcome is outcome

@@ -16,6 +16,7 @@ from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
+from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -63,7 +64,7 @@ def test_suite_has_cases_for_model_and_layers(tmp_path, context):
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
     assert (suite.name, suite.expected) == (tmp_path.name, tmp_path / "expected.toml")
     digest = import_model(tmp_path / "net.onnx", cache=context.cache, isolated=context.isolated).digest
-    assert model_files(suite.cases) == {"net": {"path": str(tmp_path / "net.onnx"), "digest": digest}}
+    assert model_files(suite.cases) == {"net": SuiteModelFile(path=str(tmp_path / "net.onnx"), digest=digest)}
 
 
 def test_suite_options_omit_or_fuse_layers(tmp_path, context):

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.suite_runs import suite_head
 
 from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.workloads.suites.store import HEAD, LINES, SuiteRun
@@ -21,7 +22,7 @@ def record(name: str, **more) -> CaseRecord:
 
 @pytest.fixture
 def run(tmp_path) -> SuiteRun:
-    return SuiteRun.create(tmp_path / "run", {"ids": ["a", "b", "c"], "suite": "s"})
+    return SuiteRun.create(tmp_path / "run", suite_head(ids=["a", "b", "c"]))
 
 
 def test_records_round_trip_in_suite_order(run):
@@ -81,14 +82,14 @@ def test_store_allows_single_writer(run):
 
 def test_create_rejects_directory_with_run(run):
     with pytest.raises(UsageError, match="already contains a suite run"):
-        SuiteRun.create(run.folder, {})
+        SuiteRun.create(run.folder, suite_head())
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}', '{"no": 1}'])
 def test_open_rejects_directory_without_run(tmp_path, text):
     if text is not None:
         (tmp_path / HEAD).write_text(text)
-    with pytest.raises(UsageError, match=r"not a suite run|cannot be read|newer hil"):
+    with pytest.raises(UsageError, match=r"not a suite run|cannot read|newer hil"):
         SuiteRun.open(tmp_path)
 
 

@@ -13,12 +13,12 @@ from support.suite_runs import case, suite_run
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.links import PICTURE, links_of
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import SuiteDirectory
 
 
 def kept(folder: Path, number: int) -> str:
     """Save the tensors of a failing case; return the compare command."""
-    name, run = f"c{number}", SuiteRun(folder / "run", {})
+    name, run = f"c{number}", SuiteDirectory(folder / "run")
     (actual,) = run.save_tensors(name, "outputs", {"y": np.float32([[1, 2], [3, 4]])})
     (wanted,) = run.save_tensors(name, "references", {"y": np.float32([[1, 2], [3, 5]])})
     return f"hil compare {actual} {wanted} --rtol 1e-3 --atol 1e-4 --plot diff.png"

@@ -74,7 +74,7 @@ def test_load_run_rejects_directory_without_run(tmp_path, text):
         load_run(tmp_path)
     suite_run(tmp_path, [])
     (tmp_path / "suite.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         load_run(tmp_path)
 
 
