@@ -76,8 +76,7 @@ def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> i
     from hil.controller.storage.screen.console import table_console
     from hil.controller.workloads.matrix.files import print_matrix
 
-    document = {"folder": str(folder or ""), **report.to_json()}
-    return answer(as_json, document, show=lambda: print_matrix(table_console(), report, where=folder))
+    return answer(as_json, report.to_document(folder), show=lambda: print_matrix(table_console(), report, where=folder))
 
 
 class Bars:

@@ -104,7 +104,7 @@ class Reporting:
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
             if len(there) > 1:
                 try:
-                    page = write_targets(folder.out, folder.path.name, there, self._get_origin().to_json())
+                    page = write_targets(folder.out, folder.path.name, there, self._get_origin())
                 except HilError as error:
                     self._said.append(str(error))
                 else:

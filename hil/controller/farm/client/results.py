@@ -16,6 +16,7 @@ from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
 from hil.controller.records.base import Record, make_record
+from hil.controller.records.matrix import TargetError
 from hil.controller.records.outputs import Origin
 from hil.controller.records.run import make_run
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_suite
@@ -184,8 +185,8 @@ def _compare_targets(
     title = ", ".join(dict.fromkeys(named)) or "farm"
     report = MatrixReport(title, targets)
     if suites and folder:
-        first = next((ended[0].spec.options.get("origin") for ended in every.values()), None)
-        write_targets(folder, title, [target.name for target in targets], first or {})
+        first = next(iter(every.values()))[0]
+        write_targets(folder, title, [target.name for target in targets], _read_origin(first))
     elif folder:
         write_matrix(report, folder)
     return folder, report
@@ -214,12 +215,12 @@ def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> Targe
     return TargetResults(target, whole, _describe_failures(failed) if failed else None)
 
 
-def _describe_failures(failed: Sequence[EndedJob]) -> dict[str, Any]:
+def _describe_failures(failed: Sequence[EndedJob]) -> TargetError:
     """Describe the jobs without case results. The worst job determines the outcome and the exit code."""
     code = gravest([one.result.exit_code for one in failed])
     worst = next((one for one in failed if one.result.exit_code == code), failed[0])
     reasons = [f"job {one.name}: {one.result.reason or 'no result'}" for one in failed]
-    return {"outcome": worst.result.outcome, "message": "; ".join(reasons), "hint": "", "exit_code": code}
+    return TargetError(outcome=worst.result.outcome, message="; ".join(reasons), hint="", exit_code=code)
 
 
 def _rename_cases(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
@@ -298,6 +299,12 @@ def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     return run
 
 
+def _read_origin(part: EndedJob) -> Origin | None:
+    """Return the submission's origin, or None if unknown. Raises FarmError."""
+    origin = part.spec.options.get("origin")
+    return convert_record(part.name, lambda values: make_record(values, Origin), origin) if origin else None
+
+
 def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folder: Path) -> SuiteRecord:
     options = parts[0].spec.options
     typed = options["typed"]
@@ -306,7 +313,6 @@ def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folde
     all_ids = next((head.suite_ids for head in heads if head.suite_ids), listed)
     order = {case_id: number for number, case_id in enumerate(all_ids)}
     request = asked.to_json()
-    origin = options.get("origin")
     return SuiteRecord(
         schema=1,
         id=folder.name,
@@ -324,7 +330,7 @@ def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folde
         suite_ids=all_ids,
         models={name: file for head in heads for name, file in head.models.items()},
         expected=typed["expected"],
-        origin=make_record(origin, Origin) if origin else origin_of_request(request),
+        origin=_read_origin(parts[0]) or origin_of_request(request),
         left_out=typed.get("left_out", []),
         interrupted=False,
         started=min((head.started for head in heads), default=time.time()),

@@ -6,17 +6,18 @@ import html
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from hil.controller.records.matrix import MatrixRecord, StoredTarget
+from hil.controller.records.outputs import Origin
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, kind_of
 from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import (
-    SCHEMA,
     STATISTICS,
     MatrixCell,
     MatrixReport,
@@ -52,7 +53,7 @@ def write_matrix(report: MatrixReport, folder: Path) -> None:
         write_file(folder / name, text, make_folder=True)
 
 
-def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapping[str, Any]) -> Path:
+def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Origin | None) -> Path:
     """Create a matrix from the runs in a directory, and write the reports. Return the path of the HTML page.
 
     Args:
@@ -63,9 +64,15 @@ def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapp
         UsageError: a run is unreadable.
         StorageError: the directory cannot be written.
     """
-    named = [{"name": name, "error": None} for name in targets]
-    head = {"schema": SCHEMA, "id": folder.name, "title": title, "created": time.time(), "origin": origin}
-    write_json(folder / MATRIX, {**head, "targets": named})
+    head = MatrixRecord(
+        schema=1,
+        id=folder.name,
+        title=title,
+        created=time.time(),
+        origin=origin,
+        targets=[StoredTarget(name=name) for name in targets],
+    )
+    write_json(folder / MATRIX, head.to_json())
     write_matrix(load_matrix(folder), folder)
     return folder / "matrix.html"
 
@@ -127,8 +134,8 @@ def matrix_junit(report: MatrixReport, folder: Path) -> str:
                 out.text = "\n".join(filter(None, (out.text, f"{DIFFERS}: {text}")))
         if target.error is not None:
             case = ElementTree.SubElement(suite, "testcase", classname="hil.matrix", name=plain(target.name), time="0")
-            message = line(target.error["message"])
-            ElementTree.SubElement(case, "error", message=message, type=plain(str(target.error["outcome"] or "error")))
+            message = line(target.error.message)
+            ElementTree.SubElement(case, "error", message=message, type=plain(target.error.outcome or "error"))
         suites.append(suite)
     return junit_document(suites)
 
@@ -182,7 +189,7 @@ def totals_text(target: TargetResults) -> str:
     if target.run.missing:
         counts[NOT_RUN] = len(target.run.missing)
     if target.error is not None:
-        counts[target.error["outcome"] or "error"] += 0
+        counts[target.error.outcome or "error"] += 0
     return ", ".join(f"{count} {word}" if count else word for word, count in sorted(counts.items())) or "no cases run"
 
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.records.base import read_record
+from hil.controller.records.matrix import (
+    MatrixDocument,
+    MatrixRecord,
+    PrintedCell,
+    PrintedRow,
+    PrintedTarget,
+    TargetError,
+)
 from hil.controller.records.run import RunBoard, RunCase
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, exit_code_for, is_failing
-from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
+from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
-from hil.core.bounded_json import read_json
 from hil.core.results import Outcome, gravest
-from hil.core.text import jsonable, numbered
+from hil.core.text import numbered
 from hil.errors import EXIT_INTERRUPTED, UsageError
 
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class TargetResults:
 
     name: str
     run: SuiteResults
-    error: Mapping[str, Any] | None = None  # why it could not run: ``outcome``, ``message``, ``hint``, ``exit_code``
+    error: TargetError | None = None  # why it could not run
 
     @property
     def exit_code(self) -> int:
@@ -37,7 +44,7 @@ class TargetResults:
         if self.run.interrupted:
             return EXIT_INTERRUPTED
         codes = [exit_code_for(one.outcome) for one in self.run.records if one.outcome != Outcome.SKIP]
-        return gravest(codes if self.error is None else [*codes, int(self.error["exit_code"])])
+        return gravest(codes if self.error is None else [*codes, self.error.exit_code])
 
 
 @dataclass(frozen=True)
@@ -106,33 +113,49 @@ class MatrixReport:
     @property
     def notes(self) -> list[str]:
         """Errors of targets and notes on their runs."""
-        found = [f"{one.name}: {line(one.error['message'])}" for one in self.targets if one.error is not None]
+        found = [f"{one.name}: {line(one.error.message)}" for one in self.targets if one.error is not None]
         return found + [f"{one.name}: {note}" for one in self.targets for note in one.run.notes]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON document."""
+    def to_document(self, folder: Path | None) -> MatrixDocument:
+        """Return the report as a document for `--json`.
+
+        Args:
+            folder: the directory of the matrix, or None.
+        """
         targets = [
-            {
-                "name": one.name,
-                "folder": str(one.run.folder) if one.error is None else "",
-                **{name: getattr(one.run, name) for name in ("flow", "runtime", "boards")},
-                "error": one.error,
-                "exit_code": one.exit_code,
-            }
+            PrintedTarget(
+                name=one.name,
+                folder=str(one.run.folder) if one.error is None else "",
+                flow=one.run.flow,
+                runtime=one.run.runtime,
+                boards=list(one.run.boards),
+                error=one.error,
+                exit_code=one.exit_code,
+            )
             for one in self.targets
         ]
         rows = [
-            {
-                **{name: getattr(row, name) for name in ("id", "model", "layer", "op", "differs")},
-                "cells": {
-                    target.name: {"outcome": cell.word, **cell.statistics}
+            PrintedRow(
+                id=row.id,
+                model=row.model,
+                layer=row.layer,
+                op=row.op,
+                differs=row.differs,
+                cells={
+                    target.name: PrintedCell(outcome=cell.word, **cell.statistics)
                     for target, cell in zip(self.targets, row.cells, strict=True)
                 },
-            }
+            )
             for row in self.rows
         ]
-        document = {"title": self.title, "targets": targets, "rows": rows, "differing": len(self.differing)}
-        return {**{key: jsonable(value) for key, value in document.items()}, "exit_code": self.exit_code}
+        return MatrixDocument(
+            folder=str(folder or ""),
+            title=self.title,
+            targets=targets,
+            rows=rows,
+            differing=len(self.differing),
+            exit_code=self.exit_code,
+        )
 
 
 def _build_rows(targets: Sequence[TargetResults]) -> Iterable[MatrixRow]:
@@ -148,7 +171,7 @@ def _build_rows(targets: Sequence[TargetResults]) -> Iterable[MatrixRow]:
             if (record := records.get(case_id)) is not None:
                 cells.append(MatrixCell(record.outcome, record, line(record.message)))
             elif target.error is not None:
-                cells.append(MatrixCell(target.error["outcome"] or NOT_RUN, None, line(target.error["message"])))
+                cells.append(MatrixCell(target.error.outcome or NOT_RUN, None, line(target.error.message)))
             else:
                 cells.append(MatrixCell(NOT_RUN if case_id in left else ABSENT))
         found = {name: getattr(about, name) if about else "" for name in ("model", "layer", "op")}
@@ -157,13 +180,9 @@ def _build_rows(targets: Sequence[TargetResults]) -> Iterable[MatrixRow]:
 
 def load_results(folder: Path) -> SuiteResults:
     """Load a stored run of a suite, models or a bundle. Raises UsageError if the run is missing or unreadable."""
-    if (folder / SUITE_HEAD).exists() or not (folder / "run.json").exists():
+    if (folder / SUITE_HEAD).exists() or not (folder / RECORD).exists():
         return load_run(folder)
-    run = RunStore(folder.parent).open(str(folder))
-    try:
-        return results_of_run(run)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"the run in {folder} cannot be read: {type(error).__name__}: {error}") from error
+    return results_of_run(RunStore(folder.parent).open(str(folder)))
 
 
 def results_of_run(run: Run) -> SuiteResults:
@@ -214,22 +233,17 @@ def load_matrix(folder: Path) -> MatrixReport:
 
     Raises UsageError if the matrix is missing or unreadable.
     """
-    try:
-        head = read_json(folder / MATRIX)
-        if head["schema"] > SCHEMA:
-            raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
-        title, targets = str(head["title"]), [(str(one["name"]), one.get("error")) for one in head["targets"]]
-        if wrong := next((name for name, _ in targets if safe_name(name) != name), None):
-            raise UsageError(f"invalid target name {wrong!r} in {folder / MATRIX}: expected a plain directory name")
-        found = []
-        for name, error in targets:
-            stored = any((folder / name / file).exists() for file in (SUITE_HEAD, "run.json"))
-            run = load_results(folder / name) if stored else nothing_of(folder / name)
-            known = error and {key: error[key] for key in ("outcome", "message", "hint", "exit_code")}
-            found.append(TargetResults(name, run, known))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"the matrix in {folder} cannot be read: {type(error).__name__}: {error}") from error
-    return MatrixReport(title, found)
+    head = read_record(folder / MATRIX, MatrixRecord)
+    found = []
+    for target in head.targets:
+        if safe_name(target.name) != target.name:
+            raise UsageError(
+                f"invalid target name {target.name!r} in {folder / MATRIX}: expected a plain directory name"
+            )
+        place = folder / target.name
+        stored = any((place / file).exists() for file in (SUITE_HEAD, RECORD))
+        found.append(TargetResults(target.name, load_results(place) if stored else nothing_of(place), target.error))
+    return MatrixReport(head.title, found)
 
 
 def nothing_of(folder: Path) -> SuiteResults:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.matrix import MatrixKind
 from hil.controller.records.run import RunRecord
 from hil.controller.storage import run_context
 from hil.controller.storage.isolation.isolated import Isolated
@@ -55,7 +56,7 @@ def suite_matrix(
     title = Path(request.source).name or request.source
     folder = out or default_folder(title, "matrix")
     command = shlex.join(["hil", "suite", "run", "--resume", str(folder)])
-    matrix = Matrix.create(folder, "suite", title, jsonable(request.to_json()), targets, command)
+    matrix = Matrix.create(folder, "suite", title, request.to_json(), targets, command)
     return _run_suites(matrix, screen)
 
 
@@ -66,7 +67,7 @@ def resume_suite_matrix(folder: Path, *, screen: SuiteProgress) -> Done:
 
 def _run_suites(matrix: Matrix, screen: SuiteProgress) -> Done:
     try:
-        request = SuiteRequest.of_json(matrix.head["request"])
+        request = SuiteRequest.of_json(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     with _share_workers(None if request.on_farm else request.jobs) as workers:
@@ -144,7 +145,7 @@ def _run_files(matrix: Matrix, run_file: Callable[..., RunRecord], screen: run_c
         return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
 
 
-def _create_matrix(kind: str, job: Job, targets: Sequence[MatrixTarget], command: str) -> Matrix:
+def _create_matrix(kind: MatrixKind, job: Job, targets: Sequence[MatrixTarget], command: str) -> Matrix:
     for target in targets:
         choice_of(_apply_target(job, target), takes_ranges=True)
     names = numbered([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
@@ -158,7 +159,7 @@ def _create_matrix(kind: str, job: Job, targets: Sequence[MatrixTarget], command
 def _build_job(matrix: Matrix, target: MatrixTarget) -> Job:
     """Return a target's job. The run is stored in the matrix' directory."""
     try:
-        job = Job.of_record(matrix.head["request"])
+        job = Job.of_record(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     return replace(_apply_target(job, target), out=matrix.folder)

@@ -6,21 +6,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.run_records import run_case, run_record
 
 from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
+from hil.controller.records.run import RunCase
 from hil.controller.workloads.matrix.report import MatrixReport
 
 
-def case(name: str, path: str, outcome: str) -> dict[str, Any]:
+def case(name: str, path: str, outcome: str) -> RunCase:
     """Return an ended case of run.json."""
-    nothing = dict.fromkeys(("artifact", "error", "device", "stage", "reason"))
-    return {**nothing, "name": name, "path": path, "outcome": outcome, "timings": {}, "provenance": {}, "verdicts": []}
+    return run_case(name=name, path=path, outcome=outcome)
 
 
-def job(number: int, kind: Kind, path: str, *cases: dict[str, Any], code: int = 0, **how: Any) -> dict[str, Any]:
+def job(number: int, kind: Kind, path: str, *cases: RunCase, code: int = 0, **how: Any) -> dict[str, Any]:
     """Return a job as sent by a gateway."""
-    record = {"cases": cases, "board": {"name": "b"}, "created": 0.0, "exit_code": code, "id": "r"} if cases else {}
+    record = run_record(*cases, exit_code=code).to_json() if cases else {}
     spec = JobSpec(kind, {"models": [path]}).to_json()
     result = JobResult(code, how.get("outcome", ""), how.get("reason", ""), record=record).to_json()
     return {"name": f"17.{number}", "state": JobState.DONE.value, "spec": spec, **result}
@@ -53,7 +54,7 @@ def test_report_notes_all_failures_and_worst_exit_code() -> None:
     lost = job(1, Kind.RUN, "a.onnx", code=4, outcome="BOARD_LOST", reason="no answer")
     report = column(lost, job(2, Kind.RUN, "b.onnx", code=2, reason="no such input"))
     assert report.notes == ["a53: job 17.1: no answer; job 17.2: no such input"]
-    assert report.exit_code == 4 and report.targets[0].error["outcome"] == "BOARD_LOST"
+    assert report.exit_code == 4 and report.targets[0].error.outcome == "BOARD_LOST"
 
 
 def test_report_preserves_case_names_of_single_job() -> None:

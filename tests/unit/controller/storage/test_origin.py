@@ -84,7 +84,7 @@ def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.
 def test_all_records_include_origin(tree: Path) -> None:
     wanted = origin_of(["a"]).to_json()
     targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
-    assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
+    assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head.origin == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
     assert Trace.load(folder).origin == origin_of().to_json()
     # A trace that is saved again keeps its origin.

@@ -139,8 +139,7 @@ def test_matrix_reader_combines_target_outcomes(tmp_path: Path) -> None:
     matrix = Matrix.create(tmp_path / "m", "run", "cnn", {"labels": ["x"]}, targets, "hil run --resume m")
     session, cases = read(matrix.folder, "matrix.json")
     assert (session.title, session.labels, session.finished, cases) == ("cnn on sim, sim-f16", ("x",), False, [])
-    matrix.head |= {"finished": True, "outcome": "FAIL"}
-    matrix.save()
+    matrix.save(finished=True, outcome="FAIL")
     assert read(matrix.folder, "matrix.json")[0].outcome == "FAIL"
     # A combined report has no outcome; the records of its targets do.
     write(tmp_path / "n" / "matrix.json", {"title": "n", "targets": [{"name": "a"}, {"name": "../m"}, {"name": "b"}]})

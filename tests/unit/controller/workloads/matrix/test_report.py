@@ -22,6 +22,7 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.matrix import TargetError
 from hil.controller.records.run import make_run
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import Run
@@ -46,7 +47,7 @@ from hil.core.digest import digest_of
 from hil.core.results import Artifact, Outcome, RunResult, Timings
 from hil.errors import BoardUnreachable, UsageError
 
-UNREACHED = {"outcome": "BOARD_UNREACHABLE", "message": "no answer from it", "hint": "", "exit_code": 4}
+UNREACHED = TargetError(outcome="BOARD_UNREACHABLE", message="no answer from it", hint="", exit_code=4)
 
 
 def report_of(place: Path, **targets: list[CaseRecord]) -> MatrixReport:
@@ -139,7 +140,7 @@ def test_matrix_document_matches_schema(tmp_path: Path):
     schemas = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a", "FAIL")])
     report = MatrixReport("nets", [*report.targets, TargetResults("off", nothing_of(tmp_path / "off"), UNREACHED)])
-    document = json.loads(json.dumps({"schema": 1, "folder": "", **report.to_json()}))
+    document = json.loads(json.dumps({"schema": 1, **report.to_document(None).to_json()}))
     jsonschema.Draft202012Validator(schemas["$defs"]["matrix"]).validate(document)
     assert document["rows"][0]["cells"]["rpi"]["outcome"] == "FAIL" and document["differing"] == 2
 
