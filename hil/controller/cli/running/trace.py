@@ -89,13 +89,14 @@ def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any)
     """
     from hil.compare.tolerance import check_tolerance
     from hil.controller.pipeline.verdicts.accepting import load_rules
+    from hil.controller.records.trace import TraceComparisonDocument
     from hil.controller.workloads.traces.comparing import Judging
     from hil.controller.workloads.traces.stored import compare_stored, exit_code
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     tolerance["accept"] = load_rules(tolerance["accept"])
     found = compare_stored(a, b, Judging(**tolerance), out)
-    document = {"traces": [one.to_json() for one in found], "exit_code": exit_code(found)}
+    document = TraceComparisonDocument(traces=[one.to_record() for one in found], exit_code=exit_code(found))
     return answer(as_json, document, *(line for one in found for line in one.lines()))
 
 
@@ -108,4 +109,4 @@ def show(trace: Path, out: Path | None, as_json: bool) -> int:
     from hil.controller.workloads.traces.stored import describe, load_one
 
     found, folder = load_one(trace, out)
-    return answer(as_json, {**describe(found, folder), "exit_code": 0}, str(found))
+    return answer(as_json, describe(found, folder), str(found))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import asdict
 
 from hil.controller.pipeline.records.record import record_verdict
+from hil.controller.records.trace import (
+    ComparedCall,
+    ComparedTrace,
+    ShownCall,
+    ShownProgram,
+    StoredTraceComparison,
+    TraceDocument,
+)
 from hil.controller.storage.paths import is_file, is_folder
-from hil.controller.storage.runs import RunStore, write_file
+from hil.controller.storage.runs import RunStore, write_json
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import COMPARISON, FILE, OF_TRACE, Trace, arrays_in, stored_at
+from hil.controller.workloads.traces.trace import COMPARISON, FILE, OF_TRACE, ModuleCall, Trace, arrays_in, stored_at
 from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
-from hil.core.text import jsonable
 from hil.errors import UsageError
 
 # New trace's directory in a `hil trace run`.
@@ -78,20 +85,19 @@ class TraceComparison:
     reason: str  # "" for PASS
     calls: tuple[CallComparison, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that ``hil trace compare --json`` prints."""
+    def to_record(self) -> ComparedTrace:
+        """Return the comparison as `hil trace compare --json` prints it."""
         calls = [
-            {
-                "call": one.number,
-                "method": one.method,
-                "outcome": one.outcome.value,
-                "reason": one.reason,
-                "verdict": None if one.verdict is None else record_verdict(one.verdict).to_json(),
-            }
+            ComparedCall(
+                call=one.number,
+                method=one.method,
+                outcome=one.outcome,
+                reason=one.reason,
+                verdict=None if one.verdict is None else record_verdict(one.verdict),
+            )
             for one in self.calls
         ]
-        found = {"name": self.name, "outcome": self.outcome.value, "reason": self.reason, "calls": calls}
-        return dict(jsonable(found))
+        return ComparedTrace(name=self.name, outcome=self.outcome, reason=self.reason, calls=calls)
 
     def save(self, trace_dir: Path) -> None:
         """Write the comparison to the trace's directory, with the trace's creation time.
@@ -100,8 +106,8 @@ class TraceComparison:
             StorageError: the file cannot be written.
             UsageError: the directory contains no trace.
         """
-        document = {"schema": _SCHEMA, OF_TRACE: stored_at(trace_dir), **self.to_json()}
-        write_file(trace_dir / COMPARISON, json.dumps(document, indent=1) + "\n", option="")
+        stored = StoredTraceComparison(schema=1, trace_created=stored_at(trace_dir), **asdict(self.to_record()))
+        write_json(trace_dir / COMPARISON, stored.to_json(), option="")
 
     def lines(self) -> list[str]:
         """Return text lines: the outcome, then all calls. Of passing calls only the first line is shown."""
@@ -151,35 +157,35 @@ def exit_code(comparisons: list[TraceComparison]) -> int:
     return exit_code_of(one.outcome for one in comparisons)
 
 
-def describe(trace: Trace, folder: Path) -> dict[str, Any]:
+def describe(trace: Trace, folder: Path) -> TraceDocument:
     """Return the document that ``hil trace show --json`` prints. It describes tensors by type."""
-    return {
-        "folder": str(folder),
-        "module": trace.module_name,
-        "backend": trace.backend,
-        "name": trace.name,
-        "ran_by": trace.ran_by,
-        "reference": str(trace.reference) if trace.reference else "",
-        "error": trace.error,
-        "calls": [
-            {
-                "method": call.method,
-                "rtol": call.rtol,
-                "atol": call.atol,
-                "inputs": _types(arrays_in(call.inputs)),
-                "outputs": _types(arrays_in(call.outputs)),
-                "assigned": _types({name: call.state[name] for name in call.assigned}),
-                "program": call.program
-                and {
-                    "model": str(call.program.model),
-                    "function": call.program.function,
-                    "runtime": call.program.runtime,
-                    "captured": list(call.program.captured),
-                },
-            }
-            for call in trace.calls
-        ],
-    }
+    return TraceDocument(
+        folder=str(folder),
+        module=trace.module_name,
+        backend=trace.backend,
+        name=trace.name,
+        ran_by=trace.ran_by,
+        reference=str(trace.reference) if trace.reference else "",
+        error=trace.error,
+        calls=[_describe_call(call) for call in trace.calls],
+    )
+
+
+def _describe_call(call: ModuleCall) -> ShownCall:
+    program = None
+    if (one := call.program) is not None:
+        program = ShownProgram(
+            model=str(one.model), function=one.function, runtime=one.runtime, captured=list(one.captured)
+        )
+    return ShownCall(
+        method=call.method,
+        rtol=call.rtol,
+        atol=call.atol,
+        inputs=_types(arrays_in(call.inputs)),
+        outputs=_types(arrays_in(call.outputs)),
+        assigned=_types({name: call.state[name] for name in call.assigned}),
+        program=program,
+    )
 
 
 def _types(arrays: Mapping[str, Array]) -> dict[str, str]:

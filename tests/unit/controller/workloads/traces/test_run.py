@@ -155,5 +155,5 @@ def test_compare_stored_matches_traces_by_name(stored):
     lacking, same = sorted(compare_stored(one, other, Judging()), key=lambda found: found.outcome.value)
     assert (same.outcome, lacking.outcome) == (Outcome.PASS, Outcome.FAIL) and "only" in lacking.reason
     (wrong,) = compare_stored(one, other / "traces" / "other", Judging())
-    assert wrong.outcome is Outcome.FAIL and wrong.to_json()["calls"][1]["outcome"] == "FAIL"
+    assert wrong.outcome is Outcome.FAIL and wrong.to_record().calls[1].outcome is Outcome.FAIL
     assert "variable sum" in wrong.reason and len(wrong.lines()) > 3
