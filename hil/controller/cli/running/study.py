@@ -87,6 +87,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     )
     choice = chosen_board(settings)
     with Screen(quiet=as_json) as screen:
-        document, rows = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
+        study = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
+    rows = study.rows
     lines = [*failures(rows), f"{summary(rows)}; stored in {asked.out}"]
-    return answer(as_json, document, *lines, show=lambda: table_console().print(terminal_table(rows)))
+    return answer(as_json, study, *lines, show=lambda: table_console().print(terminal_table(rows)))

@@ -1,17 +1,16 @@
-"""Records of a study: a row per experiment and compiler, and the JSON document of all rows."""
+"""Experiments and settings of a study, and the rows of a resumed study."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hil.controller.records.study import StudyRow, StudySettings
 from hil.controller.storage.paths import is_file
 from hil.core.config_files import parse_toml
-from hil.core.field_types import check_fields
 from hil.core.files import read_text
-from hil.core.results import BOARD_OUTCOMES, Outcome, Relation, exit_code_of
+from hil.core.results import BOARD_OUTCOMES, Outcome, exit_code_of
 from hil.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 
 LIST = "study.toml"
@@ -48,13 +47,18 @@ class Asked:
     resume: bool  # whether to keep existing rows in the directory
     labels: tuple[str, ...] = ()  # labels for the stored study
 
-    def document(self) -> dict[str, Any]:
-        """Return the settings that affect the results, as JSON values."""
-        names = ("steps", "seed", "rtol", "atol", "no_fallback")
-        return {name: getattr(self, name) for name in names} | {
-            "allow_blind": list(self.allow_blind),
-            "accept": list(self.accept),
-        }
+    @property
+    def settings(self) -> StudySettings:
+        """The settings that affect the results."""
+        return StudySettings(
+            steps=self.steps,
+            seed=self.seed,
+            rtol=self.rtol,
+            atol=self.atol,
+            no_fallback=self.no_fallback,
+            allow_blind=list(self.allow_blind),
+            accept=list(self.accept),
+        )
 
 
 def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
@@ -94,121 +98,28 @@ def _experiment(listed: Path, name: str, entry: object) -> Experiment:
     return Experiment(name, entry.get("title", name), entry.get("reported", ""), path)
 
 
-SCHEMA = 1
-PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
-
-
-# Row fields that the document contains unchanged.
-_PLAIN = ("toolchain", "compiler", "relation", "detail", "steps", "placement")
-
-
-@dataclass
-class StageResult:
-    """Result of a row's stage: ``pass``, ``fail`` or ``not reached``, the duration, and the error."""
-
-    name: str
-    outcome: str = NOT_REACHED
-    seconds: float | None = None
-    message: str = ""
-
-
-@dataclass
-class Row:
-    """Result of an experiment with a compiler."""
-
-    experiment: Experiment
-    toolchain: str
-    stages: list[StageResult]
-    outcome: Outcome | None = None
-    compiler: str = ""
-    size: int | None = None  # program size in bytes
-    steps: int = 0  # training steps that agreed with TensorFlow
-    detail: str = ""  # the tool's error output
-    # Over all values in all steps: the largest absolute difference, the tensor and the step.
-    worst: dict[str, Any] = field(default_factory=dict)
-    program: str = ""  # the program's file in the study's directory, next to the inputs and outputs
-    # Placement: fields of :class:`hil.core.results.Part`; None if the runtime did not report it.
-    placement: list[dict[str, Any]] | None = None
-    relation: str = Relation.INDEPENDENT.value  # relation between TensorFlow's training and the compiled program
-
-    @property
-    def failed(self) -> StageResult | None:
-        """The stage that failed."""
-        return next((stage for stage in self.stages if stage.outcome == FAILED), None)
-
-    def check(self) -> None:
-        """Validate the values of a stored row. Raises TypeError or ValueError if hil did not write the row."""
-        check_fields(self)
-        Relation(self.relation)
-        numbers = [self.worst.get("max_abs"), self.size, *(stage.seconds for stage in self.stages)]
-        for number in numbers:
-            if not isinstance(number, int | float | None):
-                raise TypeError(f"{number!r:.80} is not a number")
-            if isinstance(number, int) and abs(number) >= 1 << 63:
-                raise ValueError("number out of range")
-
-    def document(self) -> dict[str, Any]:
-        """Return the row as JSON values."""
-        failed = self.failed
-        return {
-            "experiment": self.experiment.name,
-            **{name: getattr(self.experiment, name) for name in ("title", "reported")},
-            **{name: getattr(self, name) for name in _PLAIN},
-            "outcome": self.outcome and self.outcome.value,
-            "stages": [vars(stage) for stage in self.stages],
-            "failed_stage": failed.name if failed else "",
-            "message": failed.message if failed else "",
-            "bytes": self.size,
-            "program": self.program,
-            "worst": self.worst or None,
-        }
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any], experiment: Experiment) -> Row:
-        """Parse a row from :meth:`document`. Raises KeyError, TypeError or ValueError if it is invalid."""
-        row = cls(
-            experiment,
-            toolchain=toolchain_of(document),
-            **{name: document[name] for name in _PLAIN if name not in ("toolchain", "placement")},
-            placement=document.get("placement"),
-            stages=[StageResult(**stage) for stage in document["stages"]],
-            outcome=Outcome(document["outcome"]) if document["outcome"] else None,
-            size=document["bytes"],
-            program=document.get("program", ""),
-            worst=document["worst"] or {},
-        )
-        row.check()
-        return row
-
-
-def toolchain_of(document: Mapping[str, Any]) -> str:
-    """Return the toolchain of a stored row, whose key was ``way`` before version 0.1. Raises KeyError without it."""
-    return str(document["toolchain"] if "toolchain" in document else document["way"])
-
-
-def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
+def taken_over(stored: Iterable[StudyRow], asked: Sequence[StudyRow]) -> list[StudyRow]:
     """Return the rows of a resumed study: all finished stored rows, and the requested rows that are not finished.
 
-    Rows with a lost board run again. Raises the errors of :meth:`Row.of_document`.
+    Rows with a lost board run again.
     """
-    todo = {(row.experiment.name, row.toolchain): row for row in asked}
+    todo = {(row.experiment, row.toolchain): row for row in asked}
     rows = []
-    for document in stored:
-        new = todo.pop((document["experiment"], toolchain_of(document)), None)
-        if document["outcome"] not in {None, *BOARD_OUTCOMES}:
-            known = Experiment(document["experiment"], document["title"], document["reported"], Path())
-            rows.append(Row.of_document(document, new.experiment if new else known))
+    for row in stored:
+        new = todo.pop((row.experiment, row.toolchain), None)
+        if row.outcome not in {None, *BOARD_OUTCOMES}:
+            rows.append(row.replace(title=new.title, reported=new.reported) if new else row)
         elif new:
             rows.append(new)
     return [*rows, *todo.values()]
 
 
-def exit_code(rows: Iterable[Row], interrupted: bool) -> int:
+def exit_code(rows: Iterable[StudyRow], interrupted: bool) -> int:
     """Return a study's exit code: the most severe among the rows, or that of Ctrl-C."""
     return EXIT_INTERRUPTED if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[StudyRow]) -> str:
     """Return the number of passed rows, by compiler."""
     parts = []
     for toolchain in dict.fromkeys(row.toolchain for row in rows):

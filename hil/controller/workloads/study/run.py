@@ -18,6 +18,9 @@ from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.verdicts.accepting import load_rules
+from hil.controller.records.base import make_record
+from hil.controller.records.outputs import StoredPart
+from hil.controller.records.study import StudyBoard, StudyDeviation, StudyRecord, StudyRow, StudyStage, make_study
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import origin_of, typed_command
@@ -25,22 +28,11 @@ from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing, write_json
 from hil.controller.storage.tensor_files import load_tensors, save_npz
-from hil.controller.workloads.study.record import (
-    FAILED,
-    NOT_REACHED,
-    PASSED,
-    SCHEMA,
-    Asked,
-    Experiment,
-    Row,
-    StageResult,
-    exit_code,
-    taken_over,
-)
+from hil.controller.workloads.study.record import Asked, Experiment, exit_code, taken_over
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, TOOLCHAINS, Making, StepProgram, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
-from hil.core.bounded_json import parse_json
-from hil.core.files import copy_file, read_file
+from hil.core.bounded_json import read_json
+from hil.core.files import copy_file
 from hil.core.results import Model, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
@@ -69,7 +61,7 @@ class CannotBeJudged(HilError):
 
 
 def match_steps(
-    row: Row,
+    row: StudyRow,
     results: Sequence[Tensors],
     expected_of: Callable[[int], tuple[Tensors, Tensors]],
     *,
@@ -92,6 +84,7 @@ def match_steps(
     if not results:
         raise Differs("no steps to compare")
     unjudged: dict[str, str] = {}
+    largest = 0.0
     for step, outputs in enumerate(results):
         place = f"step {step + 1} of {len(results)}"
         expected, noise = expected_of(step)
@@ -106,9 +99,9 @@ def match_steps(
             except VacuousTolerance as error:
                 unjudged.setdefault(name, f"{place}: {error.message}")
                 continue
-            if compared.max_abs is not None and compared.max_abs >= row.worst.get("max_abs", 0.0):
-                ulp = {"max_abs": compared.max_abs, "max_ulp": compared.max_ulp}
-                row.worst = {**ulp, "of": name, "step": step + 1}
+            if compared.max_abs is not None and compared.max_abs >= largest:
+                largest = compared.max_abs
+                row.worst = StudyDeviation(max_abs=largest, max_ulp=compared.max_ulp, of=name, step=step + 1)
             if compared.blind and not compared.passed:
                 unjudged.setdefault(name, f"{place}: {name}: {compared.reason}")
             elif not compared.passed:
@@ -126,16 +119,14 @@ DOCUMENT = "study.json"
 INPUTS, OUTPUTS = "inputs-{}.npz", "outputs-{}.npz"
 
 
-def run_study(
-    asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progress
-) -> tuple[dict[str, Any], list[Row]]:
+def run_study(asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progress) -> StudyRecord:
     """Run all experiments with all compilers, and store rows as they end.
 
     Args:
         wait_s: timeout in seconds while the board is in use.
 
     Returns:
-        The study's document (``study`` in docs/commands.schema.json) and the rows; after Ctrl-C, the partial results.
+        The study; after Ctrl-C, the partial results.
 
     Raises:
         UsageError: the settings are invalid, or a package is missing. No experiment was run.
@@ -150,8 +141,7 @@ def run_study(
         TOOLCHAINS[toolchain].compiler()
     needed_version("tensorflow", "tensorflow")
     with Isolated() as isolated, BoardPool("hil study", wait_s=wait_s, say=screen.note) as pool:
-        study = _Study(asked, choice, isolated, pool, screen)
-        return study.run(), study.rows
+        return _Study(asked, choice, isolated, pool, screen).run()
 
 
 class _Study:
@@ -164,21 +154,23 @@ class _Study:
         self.pool = pool
         self.screen = screen
         self.cache = Cache()
-        self.info: dict[str, Any] = {}
-        self.created, self.origin = time.time(), origin_of(asked.labels).to_json()
+        self.board = StudyBoard()
+        self.created, self.origin = time.time(), origin_of(asked.labels)
         self.command = typed_command()
-        self.rows: list[Row] = [
-            Row(
-                one,
-                toolchain,
-                [StageResult(name) for name in TOOLCHAINS[toolchain].all_stages],
-                relation=relation_of(TOOLCHAINS[toolchain].runtime, "tensorflow").value,
+        self.rows = [
+            StudyRow(
+                experiment=one.name,
+                title=one.title,
+                reported=one.reported,
+                toolchain=toolchain,
+                stages=[StudyStage(name=name) for name in TOOLCHAINS[toolchain].all_stages],
+                relation=relation_of(TOOLCHAINS[toolchain].runtime, "tensorflow"),
             )
             for one in asked.experiments
             for toolchain in asked.toolchains
         ]
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> StudyRecord:
         out = self.asked.out
         made_folder = not out.exists()
         with storing(out):
@@ -188,7 +180,7 @@ class _Study:
         interrupted = finished = False
         try:
             self._session()
-            self.info = self._board()
+            self.board = self._describe_board()
             for experiment in self.asked.experiments:
                 self._experiment(experiment)
             finished = True
@@ -207,22 +199,20 @@ class _Study:
         if not self.asked.resume:
             raise UsageError(f"{out} already contains a study", hint=f"continue with --resume, or {hint}")
         try:
-            document = parse_json(read_file(stored))
-            if document["schema"] != SCHEMA or document["asked"] != self.asked.document():
-                raise UsageError(
-                    f"{out} contains a study with different settings", hint=f"{hint}, or the same settings"
-                )
-            if document["board"] not in ({}, self._board()):
-                raise UsageError(f"{out} contains a study on a different board: {document['board']['name']}", hint=hint)
-            self.rows = taken_over(document["rows"], self.rows)
-            self.created = document.get("created", self.created)
-            self.origin = document.get("origin", self.origin)
-            self.command = document.get("command", self.command)  # without --resume
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            study = make_study(read_json(stored))
+        except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{stored} cannot be read: {error}", hint=hint) from error
+        if study.asked != self.asked.settings:
+            raise UsageError(f"{out} contains a study with different settings", hint=f"{hint}, or the same settings")
+        if study.board not in (StudyBoard(), self._describe_board()):
+            raise UsageError(f"{out} contains a study on a different board: {study.board.name}", hint=hint)
+        self.rows = taken_over(study.rows, self.rows)
+        self.created = study.created or self.created
+        self.origin = study.origin or self.origin
+        self.command = study.command  # without --resume
 
-    def _board(self) -> dict[str, Any]:
-        return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
+    def _describe_board(self) -> StudyBoard:
+        return StudyBoard(name=self.choice.name, hw_type=self.choice.config.hw_type)
 
     def _session(self) -> BoardSession:
         """Return the board's session. Reopen a lost board."""
@@ -231,7 +221,7 @@ class _Study:
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
 
     def _experiment(self, experiment: Experiment) -> None:
-        mine = [row for row in self.rows if row.experiment == experiment and row.outcome is None]
+        mine = [row for row in self.rows if row.experiment == experiment.name and row.outcome is None]
         if not mine:
             return
         trained = self.asked.out / experiment.name / "tensorflow"
@@ -245,6 +235,7 @@ class _Study:
                 row.stages[0] = first.stages[0]
                 if first.outcome is not None:
                     row.outcome, row.detail = first.outcome, first.detail
+                    row.failed_stage, row.message = first.failed_stage, first.message
             for row in mine:
                 if row.outcome is None:
                     with self._stages(row) as stage:
@@ -260,8 +251,8 @@ class _Study:
         arguments = {**what, "folder": str(folder.absolute())}
         call(self.isolated, train, arguments, folder / "log.txt", failure=ReferenceFailed, crash=ReferenceFailed)
 
-    def _row(self, row: Row, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
-        folder = (self.asked.out / row.experiment.name / row.toolchain).absolute()
+    def _row(self, row: StudyRow, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
+        folder = (self.asked.out / row.experiment / row.toolchain).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         saved = trained.absolute() / SAVED / "saved_model.pb"
         session = self._session()
@@ -269,7 +260,7 @@ class _Study:
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
         row.compiler = TOOLCHAINS[row.toolchain].compiler()
         program = TOOLCHAINS[row.toolchain].make(making)
-        row.size = sum(path.stat().st_size for path in program.artifact.files.values())
+        row.bytes = sum(path.stat().st_size for path in program.artifact.files.values())
         stored = self._keep(program, folder)
         row.program = str(stored.path.relative_to(self.asked.out.absolute()))
 
@@ -305,7 +296,7 @@ class _Study:
         return import_model(main, isolated=self.isolated, cache=self.cache)
 
     def _run_steps(
-        self, row: Row, loaded: LoadedProgram, program: StepProgram, trained: Path, stored: Model
+        self, row: StudyRow, loaded: LoadedProgram, program: StepProgram, trained: Path, stored: Model
     ) -> list[dict[str, Array]]:
         """Run all steps and return their outputs.
 
@@ -316,7 +307,8 @@ class _Study:
             batch = load_tensors(trained / BATCH.format(step))
             given = {name: (batch | state)[name] for name in program.inputs}
             result, _ = loaded.run(given, names=program.outputs, timeout=self.asked.timeout)
-            row.placement = result.provenance["placement"]
+            placement = result.provenance["placement"]
+            row.placement = None if placement is None else [make_record(part, StoredPart) for part in placement]
             outputs = dict(result.outputs)
             for name, specs, tensors in ((INPUTS, stored.inputs, given), (OUTPUTS, stored.outputs, outputs)):
                 keys = [spec.name for spec in specs or ()]
@@ -327,22 +319,22 @@ class _Study:
         return results
 
     @contextlib.contextmanager
-    def _stages(self, row: Row) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
+    def _stages(self, row: StudyRow) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
         """Yield a function that runs a row's stage. Model errors end only the row."""
         by_name = {stage.name: (number, stage) for number, stage in enumerate(row.stages)}
 
         def stage(name: str, work: Callable[[], Any]) -> Any:
             number, result = by_name[name]
-            self.screen.stage(row.experiment.name, number, f"{row.toolchain}: {name}")
+            self.screen.stage(row.experiment, number, f"{row.toolchain}: {name}")
             begin = time.monotonic()
             try:
                 made = work()
             except HilError as error:
-                result.outcome, result.message = FAILED, error.message
+                row.fail(result, error.message)
                 raise
             finally:
                 result.seconds = time.monotonic() - begin
-            result.outcome = PASSED
+            result.outcome = "pass"
             return made
 
         try:
@@ -350,9 +342,8 @@ class _Study:
         except UsageError:
             raise
         except HilError as error:
-            if row.failed is None:  # between two stages, for example while the board is reopened
-                reached = next(one for one in row.stages if one.outcome == NOT_REACHED)
-                reached.outcome, reached.message = FAILED, error.message
+            if not row.failed_stage:  # between two stages, for example while the board is reopened
+                row.fail(next(one for one in row.stages if one.outcome == "not reached"), error.message)
             if isinstance(error, BoardError):
                 self.pool.reconnect(self.choice, error)
                 row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail or error.message
@@ -360,25 +351,25 @@ class _Study:
             else:
                 row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail
         else:
-            if all(one.outcome == PASSED for one in row.stages):
+            if all(one.outcome == "pass" for one in row.stages):
                 row.outcome = Outcome.PASS
 
-    def _save(self, *, finished: bool, interrupted: bool = False) -> dict[str, Any]:
-        document = {
-            "schema": SCHEMA,
-            "folder": str(self.asked.out),
-            "created": self.created,
-            "origin": self.origin,
-            "command": self.command,
-            "asked": self.asked.document(),
-            "board": self.info,
-            "finished": finished,
-            "rows": [row.document() for row in self.rows],
-            "exit_code": exit_code(self.rows, interrupted),
-        }
+    def _save(self, *, finished: bool, interrupted: bool = False) -> StudyRecord:
         from hil.controller.workloads.study.show import write_tables
 
-        write_json(self.asked.out / DOCUMENT, document)
+        study = StudyRecord(
+            schema=1,
+            folder=str(self.asked.out),
+            created=self.created,
+            origin=self.origin,
+            command=self.command,
+            asked=self.asked.settings,
+            board=self.board,
+            finished=finished,
+            rows=self.rows,
+            exit_code=exit_code(self.rows, interrupted),
+        )
+        write_json(self.asked.out / DOCUMENT, study.to_json())
         with storing(self.asked.out):
             write_tables(self.rows, self.asked.out)
-        return document
+        return study

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
 from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.study import StudyRow, StudyStage
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import table
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
-from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
+from hil.controller.workloads.suites.reports.results import number
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
-from hil.core.results import Outcome, Relation
+from hil.core.results import Outcome
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,45 +35,41 @@ _COLUMNS = {
 }
 
 
-def cells(row: Row) -> dict[str, str]:
+def cells(row: StudyRow) -> dict[str, str]:
     """Return a row's text by column."""
-    found = {"experiment": row.experiment.name, "compiler": row.toolchain}
+    found = {"experiment": row.experiment, "compiler": row.toolchain}
     for column, stage in _stages(row).items():
         if stage is None:
             found[column] = "none"
-        elif stage.outcome != PASSED:
-            found[column] = "FAIL" if stage.outcome == FAILED else "-"
+        elif stage.outcome != "pass":
+            found[column] = "FAIL" if stage.outcome == "fail" else "-"
         elif stage.name == MATCH:
             found[column] = f"{row.steps} steps"
         else:
             found[column] = f"{stage.seconds or 0.0:.1f} s" if (stage.seconds or 0) >= 0.1 else "ok"
-    worst = row.worst.get("max_abs")
+    worst = number(row.worst.max_abs) if row.worst else None
     found["max difference"] = "" if worst is None else f"{worst:.1e}"
-    found["size"] = "" if row.size is None else f"{row.size / 1024:.0f} KiB"
+    found["size"] = "" if row.bytes is None else f"{row.bytes / 1024:.0f} KiB"
     found["outcome"] = row.outcome.value if row.outcome else "not run"
     if row.outcome is Outcome.PASS:
-        found["outcome"] = Relation(row.relation).named(found["outcome"])
-    found["reported"] = row.experiment.reported
+        found["outcome"] = row.relation.named(found["outcome"])
+    found["reported"] = row.reported
     return found
 
 
-def _stages(row: Row) -> dict[str, StageResult | None]:
+def _stages(row: StudyRow) -> dict[str, StudyStage | None]:
     """Return a row's stage by column."""
     return {
         column: next((stage for stage in row.stages if stage.name in names), None) for column, names in _COLUMNS.items()
     }
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[StudyRow]) -> list[str]:
     """Return a line per failed row: the stage and the compiler's message."""
-    return [
-        f"{row.experiment.name}, {row.toolchain}: {failed.name}: {failed.message}"
-        for row in rows
-        if (failed := row.failed)
-    ]
+    return [f"{row.experiment}, {row.toolchain}: {row.failed_stage}: {row.message}" for row in rows if row.failed_stage]
 
 
-def terminal_table(rows: Sequence[Row]) -> Table:
+def terminal_table(rows: Sequence[StudyRow]) -> Table:
     """Return the table for a terminal."""
     from rich.text import Text
 
@@ -85,7 +82,7 @@ def terminal_table(rows: Sequence[Row]) -> Table:
     return table(list(lines[0]) if lines else (), [list(line.values()) for line in shown])
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[StudyRow]) -> str:
     """Return the table in Markdown, followed by the failures."""
     lines = [cells(row) for row in rows]
     if not lines:
@@ -95,53 +92,52 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*markdown_table(list(lines[0]), texts), *([""] if failed else []), *failed, ""])
 
 
-def side_by_side(rows: Sequence[Row], folder: Path) -> MatrixReport:
+def side_by_side(rows: Sequence[StudyRow], folder: Path) -> MatrixReport:
     """Return a matrix with experiments as rows and compilers as columns."""
     targets = []
     for toolchain in dict.fromkeys(row.toolchain for row in rows):
         mine = [row for row in rows if row.toolchain == toolchain]
         records = tuple(_record(row) for row in mine if row.outcome is not None)
-        missing = tuple(row.experiment.name for row in mine if row.outcome is None)
+        missing = tuple(row.experiment for row in mine if row.outcome is None)
         targets.append(
             TargetResults(toolchain, replace(nothing_of(folder), flow=toolchain, records=records, missing=missing))
         )
     return MatrixReport("study", targets)
 
 
-def _record(row: Row) -> CaseRecord:
-    failed, outcome = row.failed, str(row.outcome and row.outcome.value)
-    worst = row.worst
+def _record(row: StudyRow) -> CaseRecord:
+    outcome, worst = str(row.outcome and row.outcome.value), row.worst
     return CaseRecord(
-        id=row.experiment.name,
-        model=row.experiment.name,
+        id=row.experiment,
+        model=row.experiment,
         suite="study",
         flow=row.toolchain,
         runtime="",
         outcome=outcome,
         ended=outcome,
-        stage=failed.name if failed else "",
-        message=failed.message if failed else "",
+        stage=row.failed_stage,
+        message=row.message,
         detail=row.detail,
         against="TensorFlow's training",
-        relation=row.relation,
+        relation=row.relation.value,
         timings={stage.name: stage.seconds for stage in row.stages},
-        artifact_bytes=row.size,
-        outputs=[StoredComparison(name=worst["of"], passed=failed is None, max_abs=worst["max_abs"])] if worst else [],
+        artifact_bytes=row.bytes,
+        outputs=[StoredComparison(name=worst.of, passed=not row.failed_stage, max_abs=worst.max_abs)] if worst else [],
     )
 
 
-def write_tables(rows: Sequence[Row], folder: Path) -> None:
+def write_tables(rows: Sequence[StudyRow], folder: Path) -> None:
     """Write the table as CSV (with all stages' seconds) and Markdown, and the compilers' matrix."""
     write_matrix(side_by_side(rows, folder), folder)
     (folder / MARKDOWN).write_text(markdown(rows))
     lines = []
     for row in rows:
-        document = row.document()
+        document = row.to_json()
         names = ("experiment", "title", "toolchain", "compiler", "relation", "outcome", "failed_stage", "message")
         line = {name: document[name] for name in names}
         for column, stage in _stages(row).items():
             line[column] = stage and stage.outcome
             line[f"{column} (s)"] = None if stage is None or stage.seconds is None else round(stage.seconds, 3)
-        line |= {"bytes": row.size, "steps": row.steps, "max_abs": row.worst.get("max_abs")}
-        lines.append(line | {"reported": row.experiment.reported})
+        line |= {"bytes": row.bytes, "steps": row.steps, "max_abs": row.worst and row.worst.max_abs}
+        lines.append(line | {"reported": row.reported})
     (folder / CSV).write_text(csv_text(list(lines[0]) if lines else [], [list(line.values()) for line in lines]))

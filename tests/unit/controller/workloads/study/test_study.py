@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +11,41 @@ import pytest
 
 from hil.compare.criteria import parse_accept
 from hil.controller.backends.references.noise import as_noise
-from hil.controller.workloads.study.record import (
-    FAILED,
-    PASSED,
-    Experiment,
-    Row,
-    StageResult,
-    exit_code,
-    read_study,
-    summary,
-    taken_over,
-)
+from hil.controller.records.base import make_record
+from hil.controller.records.study import StudyDeviation, StudyRow, StudyStage, make_study
+from hil.controller.workloads.study.record import exit_code, read_study, summary, taken_over
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
 from hil.controller.workloads.study.toolchains import TOOLCHAINS
-from hil.core.results import Outcome
+from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
 
 FOURTEEN = Path(__file__).parents[5] / "examples" / "tfcompile_study"
-ONE = Experiment("fc", "Fully | connected", "pass", Path("fc/model.py"))
+
+
+def fresh_row(toolchain, experiment="fc", **values):
+    stages = [StudyStage(name=name) for name in TOOLCHAINS[toolchain].all_stages]
+    known = {"title": "Fully | connected", "reported": "pass", "relation": Relation.INDEPENDENT, "stages": stages}
+    return StudyRow(experiment=experiment, toolchain=toolchain, **{**known, **values})
 
 
 def row(toolchain, failed="", outcome=Outcome.PASS):
-    names = TOOLCHAINS[toolchain].all_stages
-    stages = [StageResult(name, PASSED, 1.5) for name in (names[: names.index(failed)] if failed else names)]
-    if failed:
-        stages.append(StageResult(failed, FAILED, 1.5, "it | broke"))
-        stages += [StageResult(name) for name in names[len(stages) :]]
-    steps, worst = (0, {}) if failed else (5, {"max_abs": 2e-7, "of": "loss", "step": 1})
-    return Row(ONE, toolchain, stages, outcome, f"{toolchain} 1.0", 2048, steps, "", worst)
+    found = fresh_row(toolchain, outcome=outcome, compiler=f"{toolchain} 1.0", bytes=2048)
+    for stage in found.stages:
+        stage.seconds = 1.5
+        if stage.name == failed:
+            found.fail(stage, "it | broke")
+            return found
+        stage.outcome = "pass"
+    found.steps, found.worst = 5, StudyDeviation(max_abs=2e-7, max_ulp=2, of="loss", step=1)
+    return found
+
+
+def stored(*rows):
+    """Return study.json of these rows."""
+    settings = {"steps": 1, "seed": 0, "rtol": 0.1, "atol": None, "allow_blind": [], "no_fallback": False}
+    head = {"schema": 1, "folder": "x", "asked": settings, "board": {}, "finished": True, "exit_code": 0}
+    return {**head, "rows": [one if isinstance(one, dict) else one.to_json() for one in rows]}
 
 
 def test_example_study_contains_reported_experiments():
@@ -81,12 +86,11 @@ def test_read_study_rejects_invalid_file(tmp_path, text, only, message):
 
 def test_row_round_trips():
     for one in (row("tfcompile"), row("iree", "lower to StableHLO", Outcome.COMPILE_ERROR)):
-        assert Row.of_document(one.document(), ONE) == one
+        assert make_record(one.to_json(), StudyRow) == one
     one.program = "fc/iree/program.vmfb"
-    assert Row.of_document(one.document(), ONE) == one
-    # Studies of older versions do not record the program path.
-    before = {name: value for name, value in one.document().items() if name != "program"}
-    assert Row.of_document(before, ONE).program == ""
+    one.worst = StudyDeviation(max_abs=float("inf"), max_ulp=None, of="loss", step=1)
+    again = make_record(one.to_json(), StudyRow)
+    assert (again.program, again.worst.max_abs, cells(again)["max difference"]) == (one.program, "inf", "inf")
 
 
 def test_table_names_failed_stage(tmp_path):
@@ -111,7 +115,7 @@ def test_table_names_failed_stage(tmp_path):
 
 
 def test_table_marks_pass_by_same_library(tmp_path):
-    rows = [replace(row("tfcompile"), relation="same library"), row("iree")]
+    rows = [row("tfcompile").replace(relation=Relation.SAME_LIBRARY), row("iree")]
     assert [cells(one)["outcome"] for one in rows] == ["PASS (same library)", "PASS"]
     assert "PASS (same library)" in markdown(rows)
     write_tables(rows, tmp_path)
@@ -122,9 +126,7 @@ def test_table_marks_pass_by_same_library(tmp_path):
 
 
 def test_csv_escapes_formula_in_message(tmp_path):
-    told = row("tfcompile", "link", Outcome.COMPILE_ERROR)
-    stages = tuple(replace(stage, message="=cmd|' /C calc'!A0" if stage.message else "") for stage in told.stages)
-    write_tables([replace(told, stages=stages)], tmp_path)
+    write_tables([row("tfcompile", "link", Outcome.COMPILE_ERROR).replace(message="=cmd|' /C calc'!A0")], tmp_path)
     [line] = csv.DictReader((tmp_path / "study.csv").read_text().splitlines())
     assert line["message"] == "'=cmd|' /C calc'!A0"
 
@@ -138,25 +140,24 @@ def test_exit_code_follows_gravest_outcome():
 
 
 def test_row_of_earlier_version_is_read():
-    document = row("iree").document()
+    document = row("iree").to_json()
     document["way"] = document.pop("toolchain")
-    assert Row.of_document(document, ONE) == row("iree")
-    assert taken_over([document], [Row(ONE, "iree", [])]) == [row("iree")]
+    del document["program"]
+    assert make_study(stored(document)).rows == [row("iree")]
 
 
 def test_resumed_study_preserves_finished_rows():
     lost = row("tfcompile", "run", Outcome.BOARD_LOST)
-    fresh = [
-        Row(ONE, toolchain, [StageResult(name) for name in TOOLCHAINS[toolchain].all_stages])
-        for toolchain in ("tfcompile", "iree")
-    ]
-    other = Row(Experiment("conv", "CNN", "", Path()), "iree", [], Outcome.FAIL)
-    unfinished = Row(Experiment("rnn", "RNN", "", Path()), "iree", [])
-    stored = [one.document() for one in (lost, row("iree"), other, unfinished)]
-    assert taken_over(stored, fresh) == [fresh[0], row("iree"), other]
+    fresh = [fresh_row("tfcompile"), fresh_row("iree")]
+    other, unfinished = fresh_row("iree", "conv", outcome=Outcome.FAIL), fresh_row("iree", "rnn")
+    rows = make_study(stored(lost, row("iree").replace(title="before"), other, unfinished)).rows
+    assert taken_over(rows, fresh) == [fresh[0], row("iree"), other]
     assert taken_over([], fresh) == fresh
-    with pytest.raises((KeyError, TypeError)):
-        taken_over([{"experiment": "fc", "toolchain": "iree", "outcome": "PASS"}], fresh)
+
+
+def test_invalid_row_is_refused():
+    with pytest.raises(UsageError, match=r"missing required field `\w+` - at `\$.rows\[0\]`"):
+        make_study(stored({"experiment": "fc", "toolchain": "iree", "outcome": "PASS"}))
 
 
 TRAINED = [
@@ -173,7 +174,7 @@ TRAINED = [
 
 def match(results, trained=TRAINED, *, atol=None, noise=None, **allowed):
     found = row("iree")
-    found.steps, found.worst = 0, {}
+    found.steps, found.worst = 0, None
     try:
         match_steps(found, results, lambda step: (trained[step], noise or {}), rtol=1e-4, atol=atol, **allowed)
     except (Differs, CannotBeJudged) as error:
@@ -185,7 +186,7 @@ def test_match_steps_requires_every_output_to_agree():
     near = [{**step, "loss": step["loss"] * np.float32(1 + 5e-5)} for step in TRAINED]
     found, message = match(near)
     assert (found.steps, message) == (3, "")
-    assert (found.worst["of"], found.worst["max_abs"] > 0) == ("loss", True)
+    assert (found.worst.of, found.worst.max_abs > 0) == ("loss", True)
     for step in range(3):
         for name, value in TRAINED[step].items():
             # Squares are small; an error of a thousandth of the other values' size must still fail.
