@@ -313,10 +313,10 @@ def by_study(place: Path, toolchains: tuple[str, ...] = ("fake",)) -> dict[str, 
         patch.setattr(study_run, "call", lambda *_, **__: None)
         stored = {"batch": {"x": ONE}, "result": {"y": ONE * 2}, "noise": {}}
         patch.setattr(study_run, "load_tensors", lambda path: stored[path.name.partition("-")[0]])
-        document, rows = study_run.run_study(asked, fake_choice(), wait_s=0.0, screen=Quiet())
-    if document["exit_code"] == EXIT_INTERRUPTED:
+        study = study_run.run_study(asked, fake_choice(), wait_s=0.0, screen=Quiet())
+    if study.exit_code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
-    return {row.experiment.name: str(row.outcome.value) for row in rows if row.outcome}
+    return {row.experiment: row.outcome.value for row in study.rows if row.outcome}
 
 
 def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
@@ -337,8 +337,8 @@ def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
             case_ended=lambda name, outcome, reason, told=told: told.update({name: outcome}),
             isolated=None,
         )
-        record, _ = job_attempt._execute_job(attempt, files, place / f"out{number}")
-        outcomes = {case.get("name") or case["id"]: case["outcome"] for case in record["cases"]}
+        ran, _ = job_attempt._execute_job(attempt, files, place / f"out{number}")
+        outcomes = {case.get("name") or case["id"]: case["outcome"] for case in ran.to_json()["cases"]}
         assert told == outcomes, "each is told as it ends"
         ended |= outcomes
     return ended

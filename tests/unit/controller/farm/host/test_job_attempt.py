@@ -3,9 +3,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from support.run_records import run_case, run_record
 
 from hil.controller.farm.host.job_attempt import LineProgress, _build_result
 from hil.controller.farm.host.lease_runner import failed
+from hil.controller.records.run import RunCase
 from hil.errors import (
     AccessRefused,
     BoardBusy,
@@ -17,8 +19,8 @@ from hil.errors import (
 )
 
 
-def case(outcome: str, name: str = "m", reason: str = "") -> dict[str, str]:
-    return {"name": name, "outcome": outcome, "reason": reason}
+def case(outcome: str, name: str = "m", reason: str = "") -> RunCase:
+    return run_case(name=name, outcome=outcome, reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,7 @@ def case(outcome: str, name: str = "m", reason: str = "") -> dict[str, str]:
     ],
 )
 def test_result_marks_only_board_loss_as_infrastructure(code, outcomes, outcome, infrastructure):
-    record = {"exit_code": code, "cases": [case(one) for one in outcomes]}
-    result = _build_result(record, {})
+    result = _build_result(run_record(*map(case, outcomes), exit_code=code), {})
     assert (result.exit_code, result.outcome, result.infrastructure) == (code, outcome, infrastructure)
 
 
@@ -58,13 +59,12 @@ def test_progress_reports_cases_as_they_end():
 
 
 def test_result_reason_names_most_severe_case():
-    record = {"exit_code": 1, "cases": [case("PASS", "a"), case("FAIL", "b", "3 of 4 differ")]}
-    assert _build_result(record, {}).reason == "b: 3 of 4 differ"
-    assert _build_result({"exit_code": 0, "cases": [case("PASS")]}, {}).reason == ""
-    assert (
-        _build_result({"exit_code": 5, "cases": [case("SKIP", "a", "no such delegate")]}, {}).reason
-        == "a: no such delegate"
-    )
+    def reason_of(exit_code: int, *cases: RunCase) -> str:
+        return _build_result(run_record(*cases, exit_code=exit_code), {}).reason
+
+    assert reason_of(1, case("PASS", "a"), case("FAIL", "b", "3 of 4 differ")) == "b: 3 of 4 differ"
+    assert reason_of(0, case("PASS")) == ""
+    assert reason_of(5, case("SKIP", "a", "no such delegate")) == "a: no such delegate"
 
 
 @pytest.mark.parametrize(
