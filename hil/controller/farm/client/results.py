@@ -278,7 +278,9 @@ def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     ]
     head = _build_head(parts, [one for one in records if one is not None], folder)
     # The fields of the job's options are unchecked.
-    run = SuiteRun.create(folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json()))
+    run = SuiteRun.create(
+        folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json())
+    )
     request = SuiteRequest.of_json(run.head.request)
     check_fields(request)
     found: dict[str, CaseRecord] = {}

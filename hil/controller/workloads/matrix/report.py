@@ -29,7 +29,6 @@ from hil.core.text import numbered
 from hil.errors import EXIT_INTERRUPTED, UsageError
 
 
-
 @dataclass(frozen=True)
 class TargetResults:
     """Column of a matrix: case results on a target."""

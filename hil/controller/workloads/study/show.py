@@ -15,7 +15,7 @@ from hil.controller.storage.screen.texts import table
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
-from hil.controller.workloads.suites.reports.results import number
+from hil.controller.workloads.suites.reports.changes import parse_number
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
 from hil.core.results import Outcome
@@ -47,7 +47,7 @@ def cells(row: StudyRow) -> dict[str, str]:
             found[column] = f"{row.steps} steps"
         else:
             found[column] = f"{stage.seconds or 0.0:.1f} s" if (stage.seconds or 0) >= 0.1 else "ok"
-    worst = number(row.worst.max_abs) if row.worst else None
+    worst = parse_number(row.worst.max_abs) if row.worst else None
     found["max difference"] = "" if worst is None else f"{worst:.1e}"
     found["size"] = "" if row.bytes is None else f"{row.bytes / 1024:.0f} KiB"
     found["outcome"] = row.outcome.value if row.outcome else "not run"

@@ -20,7 +20,7 @@ from hil.controller.records.trace import (
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_json
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import COMPARISON, FILE, OF_TRACE, ModuleCall, Trace, arrays_in, stored_at
+from hil.controller.workloads.traces.trace import COMPARISON, FILE, ModuleCall, Trace, arrays_in, stored_at
 from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
 from hil.errors import UsageError
