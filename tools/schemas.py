@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from hil.controller.records.base import Record
-from hil.controller.records.commands import ErrorDocument
+from hil.controller.records.commands import boards, bundles, models, stored
+from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.run import RunRecord
 from hil.controller.records.suite import CaseRecord
 
@@ -23,18 +24,87 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """A schema file: named documents, and the alternatives for the whole file."""
+    """Definitions of a schema file, and the alternatives for the whole file.
+
+    Attributes:
+        printed: Command -> alternative documents, which the command prints with a field ``schema``.
+        stored: Name -> other document.
+        whole: Alternatives for the whole file.
+        untyped: Definitions without types, which keep their text.
+    """
 
     title: str
-    documents: Mapping[str, type[Record]]
+    printed: Mapping[str, Sequence[type[Record]]]
+    stored: Mapping[str, type[Record]]
     whole: Sequence[type[Record]] = field(default=())
+    untyped: Sequence[str] = field(default=())
 
 
+COMMANDS: Mapping[str, Sequence[type[Record]]] = {
+    "board check": [boards.CheckReport],
+    "board clean": [boards.RemovedAgent],
+    "board deploy": [boards.DeployedAgent],
+    "board info": [boards.BoardInfo],
+    "board list": [boards.BoardList],
+    "board logs": [boards.BoardLogs],
+    "board ping": [boards.PingReport],
+    "board recover": [boards.RecoveryReport],
+    "board reset": [boards.ResetReport],
+    "board reset-fence": [boards.FenceReset],
+    "board show": [boards.BoardDescription],
+    "board trust": [boards.TrustedFolder, boards.TrustList, boards.RemovedTrust],
+    "bundle create": [bundles.BundleDescription],
+    "bundle export": [bundles.ExportedBundle],
+    "bundle extract": [bundles.ExtractedProgram],
+    "bundle import": [bundles.BundleDescription],
+    "bundle inspect": [bundles.BundleDescription],
+    "bundle run": [RunRecord],
+    "bundle verifier": [bundles.BuiltVerifier],
+    "bundle verify": [bundles.VerifiedBundle],
+    "cache gc": [stored.DeletedEntries],
+    "cache ls": [stored.CacheList],
+    "compare": [models.CompareResult],
+    "compile": [models.CompiledProgram],
+    "flows": [models.FlowList],
+    "layers": [models.LayerList],
+    "profile diff": [stored.ProfileComparison],
+    "profile export": [stored.NodeDataFile],
+    "profile import": [stored.ImportedProfile],
+    "profile merge": [stored.MergedTrace],
+    "profile query": [stored.QueryResult],
+    "profile show": [stored.ProfileSummary],
+    "publish": [stored.PublishResult],
+    "python -m hil.agent verify": [bundles.VerifyReport],
+    "runs gc": [stored.DeletedRuns],
+    "runs list": [stored.RunList],
+    "suite diff": [models.SuiteDiff],
+    "suite list": [models.CaseList],
+    "trace run": [RunRecord],
+    "trace show": [models.TraceDescription],
+}
 FILES = {
     "run": SchemaFile(
         "hil run --json, hil runs show --json, run.json and lines of results.jsonl",
-        {"run": RunRecord, "suite case": CaseRecord, "error": ErrorDocument},
-        (RunRecord, ErrorDocument),
+        {"error": [ErrorDocument]},
+        {"run": RunRecord, "suite case": CaseRecord},
+        whole=(RunRecord, ErrorDocument),
+    ),
+    "commands": SchemaFile(
+        "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
+        COMMANDS,
+        {"suite case": CaseRecord},
+        untyped=(
+            "bench",
+            "bench side",
+            "interval",
+            "bisect",
+            "bisect finding",
+            "matrix",
+            "study run",
+            "study row",
+            "suite run",
+            "trace compare",
+        ),
     ),
 }
 
@@ -42,16 +112,23 @@ FILES = {
 def write_schema(name: str) -> str:
     """Return the text of a schema file."""
     file = FILES[name]
+    printed = [kind for kinds in file.printed.values() for kind in kinds]
     _, definitions = msgspec.json.schema_components(
-        list(file.documents.values()), ref_template="#/$defs/{name}", schema_hook=_describe_unknown
+        [*file.stored.values(), *printed], ref_template="#/$defs/{name}", schema_hook=_describe_unknown
     )
-    named = {title: {"$ref": f"#/$defs/{kind.__name__}"} for title, kind in file.documents.items()}
+    for kind in printed:
+        _add_version(definitions[kind.__name__])
     document: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{name}.schema.json",
         "title": file.title,
-        **({"oneOf": [{"$ref": f"#/$defs/{kind.__name__}"} for kind in file.whole]} if file.whole else {}),
-        "$defs": {**named, **{title: _close(one) for title, one in definitions.items()}},
+        **({"oneOf": [_refer(kind) for kind in file.whole]} if file.whole else {}),
+        "$defs": {
+            **{title: _refer(kind) for title, kind in file.stored.items()},
+            **{title: _choose(kinds) for title, kinds in file.printed.items()},
+            **_read_untyped(name, file.untyped),
+            **{title: _close(one) for title, one in definitions.items()},
+        },
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -60,9 +137,30 @@ def _describe_unknown(kind: type) -> dict[str, Any]:
     raise TypeError(f"no schema for {kind}")
 
 
+def _refer(kind: type[Record]) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _choose(kinds: Sequence[type[Record]]) -> dict[str, Any]:
+    return _refer(kinds[0]) if len(kinds) == 1 else {"oneOf": [_refer(kind) for kind in kinds]}
+
+
+def _add_version(definition: dict[str, Any]) -> None:
+    """Add the field ``schema`` of a printed document, unless the document is stored with it."""
+    if "schema" not in definition["properties"]:
+        definition["properties"] = {"schema": {"const": 1}, **definition["properties"]}
+        definition["required"] = ["schema", *definition["required"]]
+
+
 def _close(definition: dict[str, Any]) -> dict[str, Any]:
     """Reject unknown fields. Readers ignore them, but hil does not write any."""
     return {**definition, "additionalProperties": False} if "properties" in definition else definition
+
+
+def _read_untyped(name: str, titles: Sequence[str]) -> dict[str, Any]:
+    """Read the definitions without types from the present file."""
+    present = json.loads((DOCS / f"{name}.schema.json").read_text())["$defs"] if titles else {}
+    return {title: present[title] for title in titles}
 
 
 def main() -> None:

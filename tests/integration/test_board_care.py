@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import jsonschema
 import pytest
+from support.schemas import check_document
 
 from hil.controller.backends.targets import iree_target
 from tools.virtual_board import VirtualBoard
 
-SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())["$defs"]
 F16_MATMUL = """
 func.func @main(%a: tensor<32x32xf16>, %b: tensor<32x32xf16>) -> tensor<32x32xf16> {
   %zero = arith.constant 0.0 : f16
@@ -85,7 +84,7 @@ def lab_socket(switch: Callable[[str], None]) -> Iterator[str]:
 
 def valid(ended, verb: str) -> dict:
     """Validate the document of `hil board VERB --json` against its schema."""
-    jsonschema.validate(ended.document, SCHEMAS[f"board {verb}"])
+    check_document(ended.document, f"board {verb}")
     return ended.document
 
 

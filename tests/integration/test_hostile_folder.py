@@ -12,15 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 from onnx import TensorProto, helper
 from support.hostile_folders import hostile_modules, run
 from support.models import save_model
+from support.schemas import check_document
 
 from hil.core.processes import module_command
 
-SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())
 Hil = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -140,7 +139,7 @@ def test_board_trust_json_matches_schema(folder, there):
         (("trust", "--remove", "."), "trust"),
     ):
         document = json.loads(there("board", *words, "--json").stdout)
-        jsonschema.Draft202012Validator(SCHEMAS["$defs"][f"board {verb}"]).validate(document)
+        check_document(document, f"board {verb}")
     assert there("board", "trust").returncode == there("board", "trust", ".", "--list").returncode == 2
     assert there("board", "trust", "nowhere").returncode == there("board", "trust", "--remove", ".").returncode == 2
 

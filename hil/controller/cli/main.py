@@ -213,8 +213,10 @@ def _report(
 ) -> int:
     """Report an error: as text on stderr, and with ``--json`` as a document on stdout."""
     if wants_json:
-        error_document = {"kind": kind, "message": text, **{name: getattr(error, name, "") or "" for name in _FIELDS}}
-        print(json.dumps({"schema": 1, "error": error_document, "exit_code": code}))
+        from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
+
+        details = ErrorDetails(kind=kind, message=text, **{name: getattr(error, name, "") or "" for name in _FIELDS})
+        print(json.dumps({"schema": 1, **ErrorDocument(error=details, exit_code=code).to_json()}))
     if usage is not None:
         usage.show()
     else:

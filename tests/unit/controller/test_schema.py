@@ -15,20 +15,12 @@ import jsonschema
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from referencing import Registry, Resource
 from support.models import DIGITS, save_model
+from support.schemas import SCHEMAS, check_document
 from support.waiting import eventually
 
-DOCS = Path(__file__).parents[3] / "docs"
-SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
-REGISTRY = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in SCHEMAS.items())
 HIL = [sys.executable, "-m", "hil.controller.cli.main"]
 FLOAT = TensorProto.FLOAT
-
-
-def check(document: Any, definition: str) -> None:
-    schema = {"$ref": definition}
-    jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(document)
 
 
 # One case of each outcome is enough for local runs.
@@ -88,10 +80,10 @@ def test_schemas_are_valid(name):
 def test_run_output_matches_schema(call, folder, options, outcome):
     document = call("run", *options)
     assert document.get("outcome") == outcome or outcome is None, document
-    check(document, "run.schema.json")
+    check_document(document, file="run")
     if "folder" in document:
-        check(json.loads((folder / document["folder"] / "run.json").read_text()), "run.schema.json#/$defs/run")
-        check(call("runs", "show", document["id"]), "run.schema.json#/$defs/run")
+        check_document(json.loads((folder / document["folder"] / "run.json").read_text()), "run", "run")
+        check_document(call("runs", "show", document["id"]), "run", "run")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_run_output_matches_schema(call, folder, options, outcome):
 )
 def test_error_output_matches_schema(call, options):
     document = call(*options)
-    check(document, "run.schema.json#/$defs/error")
+    check_document(document, "error", "run")
     assert document["error"]["message"]
 
 
@@ -126,10 +118,10 @@ def test_interrupted_run_output_matches_schema(folder):
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    check(json.loads(out), "run.schema.json#/$defs/error")
+    check_document(json.loads(out), "error", "run")
     assert json.loads(out)["error"]["kind"] == "Interrupted"
     (path,) = folder.glob("cut/*/run.json")
-    check(json.loads(path.read_text()), "run.schema.json#/$defs/run")
+    check_document(json.loads(path.read_text()), "run", "run")
 
 
 @pytest.mark.ci
@@ -158,11 +150,11 @@ def test_command_output_matches_schemas(call):
     definitions = SCHEMAS["commands.schema.json"]["$defs"]
     for options in calls:
         verb = " ".join(options[:2]) if " ".join(map(str, options[:2])) in definitions else options[0]
-        check(call(*options), f"commands.schema.json#/$defs/{verb.replace(' ', '%20')}")
+        check_document(call(*options), verb)
 
 
 def test_run_schema_rejects_unknown_keys(call):
     document = call("run", "twice.onnx", "--dim", "N=3", "--runtime", "onnxruntime")
     document["cases"][0]["surprise"] = 1
     with pytest.raises(jsonschema.ValidationError):
-        check(document, "run.schema.json")
+        check_document(document, file="run")

@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 
 import flatbuffers
-import jsonschema
 import pytest
 from click.testing import CliRunner
+from support.schemas import check_document
 
 from hil.controller.analysis.profile.store import read_profile
 from hil.controller.cli.main import cli
 from hil.formats.etdump import EXECUTE, read_etdump
 from hil.formats.executorch_file import Damaged
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "commands.schema.json"
 FILES = Path(__file__).parents[1] / "executorch_files"
 
 
@@ -105,7 +104,7 @@ def test_profile_import_reads_etdump(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     arguments = ["profile", "import", str(FILES / "portable.etdp"), "-o", str(folder), "--model", "cnn", "--unit", "us"]
     document = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).output)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text())["$defs"]["profile import"])
+    check_document(document, "profile import")
     profile = read_profile(folder)
     assert (profile.model, profile.board, len(profile.calls[0].iterations_ns)) == ("cnn", "elsewhere", 3)
     assert {row.kind for row in profile.rows} == {"compute", "runtime"}

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
+from support.schemas import check_document
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 from support.waiting import eventually
 
@@ -218,8 +218,7 @@ def test_query_command_prints_columns_or_json(trace):
         "columns": ["name", "dur", "f", "n", "b"],
         "rows": [["conv1", 50, 1.5, None, "0aff"], ["relu1", 5, 1.5, None, "0aff"]],
     }
-    schema = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema["$defs"]["profile query"]).validate(document)
+    check_document(document, "profile query")
 
 
 def test_table_text_escapes_control_characters():

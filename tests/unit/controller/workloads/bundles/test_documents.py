@@ -8,21 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from referencing import Registry, Resource
 from support.bundle_files import bundle
 from support.models import save_model
+from support.schemas import check_document
 
 from hil.agent import verify
 from hil.bundles.layout import Head, pieces
 from hil.controller.cli import main
-
-DOCS = Path(__file__).parents[5] / "docs"
-SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
-REGISTRY = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in SCHEMAS.items())
 
 
 @pytest.fixture
@@ -36,14 +31,13 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..
         ended = main.call()
         document = json.loads(capsys.readouterr().out)
         assert ended == document["exit_code"] == code
-        check(document, "run.schema.json#/$defs/error" if code == 2 else f"commands.schema.json#/$defs/bundle%20{verb}")
+        if code == 2:
+            check_document(document, "error", "run")
+        else:
+            check_document(document, f"bundle {verb}")
         return document
 
     return run
-
-
-def check(document: Any, definition: str) -> None:
-    jsonschema.Draft202012Validator({"$ref": definition}, registry=REGISTRY).validate(document)
 
 
 def test_bundle_documents_match_schema(call, tmp_path, capsys):
@@ -60,7 +54,7 @@ def test_bundle_documents_match_schema(call, tmp_path, capsys):
     assert call("import", "out", "--from", "golden", "-o", "again.hilb")["digest"] == created["digest"]
     assert (tmp_path / "again.hilb").read_bytes() == (tmp_path / "m.hilb").read_bytes()
     assert verify.main(["m.hilb", "--json"]) == 1
-    check(json.loads(capsys.readouterr().out), "commands.schema.json#/$defs/python%20-m%20hil.agent%20verify")
+    check_document(json.loads(capsys.readouterr().out), "python -m hil.agent verify")
 
 
 def test_forged_signature_raises_error_document(call, tmp_path):

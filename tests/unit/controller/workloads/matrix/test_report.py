@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import jsonschema
 import numpy as np
 import pytest
 from rich.console import Console
 from support.run_records import run_record
+from support.schemas import check_document
 from support.suite_runs import case, comparison, suite_run
 
 from hil.compare.verdict import compare
@@ -137,11 +137,10 @@ def test_matrix_csv_has_row_per_case_and_column_per_target(tmp_path: Path):
 
 
 def test_matrix_document_matches_schema(tmp_path: Path):
-    schemas = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a", "FAIL")])
     report = MatrixReport("nets", [*report.targets, TargetResults("off", nothing_of(tmp_path / "off"), UNREACHED)])
     document = json.loads(json.dumps({"schema": 1, **report.to_document(None).to_json()}))
-    jsonschema.Draft202012Validator(schemas["$defs"]["matrix"]).validate(document)
+    check_document(document, "matrix")
     assert document["rows"][0]["cells"]["rpi"]["outcome"] == "FAIL" and document["differing"] == 2
 
 

@@ -1,8 +1,8 @@
-"""Documents that commands print with --json."""
+"""Document of a command that failed."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from hil.controller.records.base import Record, note
 
@@ -22,6 +22,5 @@ class ErrorDetails(Record, kw_only=True):
 class ErrorDocument(Record, kw_only=True):
     """Output of a command that failed."""
 
-    schema: Literal[1]
     error: ErrorDetails
     exit_code: int
