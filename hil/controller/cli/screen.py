@@ -38,18 +38,18 @@ def print_json(document: Any) -> None:
 
 
 def answer(
-    as_json: bool, document: Mapping[str, Any] | Record, *lines: str, show: Callable[[], object] | None = None
+    as_json: bool, document: Record | Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None
 ) -> int:
     """Print the document as JSON, or call ``show`` and print the lines. Return the document's exit code."""
-    values = document if isinstance(document, Mapping) else document.to_json()
     if as_json:
-        print_json({"schema": 1, **values})
+        print_json({"schema": 1, **(document if isinstance(document, Mapping) else document.to_json())})
     else:
         if show:
             show()
         for line in lines:
             click.echo(line)
-    return int(values.get("exit_code") or 0)  # unfinished runs have none
+    code = document.get("exit_code") if isinstance(document, Mapping) else getattr(document, "exit_code", 0)
+    return int(code or 0)  # unfinished runs have none
 
 
 def say(text: str) -> None:

@@ -5,42 +5,36 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from hil.controller.records.commands.boards import BoardCheck
 from hil.core.board_config import Connection
 from hil.errors import BoardError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-# Check states. PASS: models can run. WARN: models can run, but times or free space are doubtful. FAIL: models cannot
-# run. SKIP: not applicable.
-PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
-
-
-@dataclass(frozen=True)
-class Check:
-    """Result of one check."""
-
-    name: str
-    state: str
-    found: str
-    fix: str = ""  # suggested action; "" if nothing is wrong
-
+# States of a check. PASS: models can run. WARN: models can run, but times or free space are doubtful. FAIL: models
+# cannot run. SKIP: not applicable.
+PASS: Final = "pass"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+SKIP: Final = "skip"
 
 _CONNECT_S = 10.0
 
 
-def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
+def check_login(
+    where: str, connection: Connection, *, board: str, base: Path
+) -> Generator[BoardCheck, None, Shell | None]:
     """Check host name, port, host key and login. Return a shell, or None after a failed check."""
     from hil.controller.devices.ssh.connect import look_up, open_shell
     from hil.controller.devices.ssh.errors import HostKeyRefused
 
     place = look_up(where)
     if place.proxy:
-        yield Check("name", SKIP, f"{place.host} is reached through {place.proxy}")
+        yield BoardCheck("name", SKIP, f"{place.host} is reached through {place.proxy}")
     else:
         reached = yield from _tcp(place.host, place.port)
         if not reached:
@@ -48,25 +42,25 @@ def check_login(where: str, connection: Connection, *, board: str, base: Path) -
     try:
         shell: Shell = open_shell(where, connection, board=board, base=base)
     except HostKeyRefused as error:
-        yield Check("host key", FAIL, error.message, error.hint)
+        yield BoardCheck("host key", FAIL, error.message, error.hint)
         return None
     except BoardError as error:
-        yield Check("login", FAIL, error.message, error.hint or error.detail)
+        yield BoardCheck("login", FAIL, error.message, error.hint or error.detail)
         return None
-    yield Check("host key", PASS, f"pinned: {shell.fingerprint}")
-    yield Check("login", PASS, f"as {shell.user}")
+    yield BoardCheck("host key", PASS, f"pinned: {shell.fingerprint}")
+    yield BoardCheck("login", PASS, f"as {shell.user}")
     return shell
 
 
-def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
+def _tcp(host: str, port: int) -> Generator[BoardCheck, None, bool]:
     """Check that the name resolves and that an SSH server listens on the port. Return whether both checks pass."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         fix = "check the spelling, /etc/hosts and DNS, or use the IP address"
-        yield Check("name", FAIL, f"cannot resolve host name {host}: {error}", fix)
+        yield BoardCheck("name", FAIL, f"cannot resolve host name {host}: {error}", fix)
         return False
-    yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
+    yield BoardCheck("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
     start = time.monotonic()
     try:
         with socket.create_connection((host, port), _CONNECT_S) as link:
@@ -74,14 +68,14 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
             banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
     except OSError as error:
         fix = "check that the board is on, on this network and runs sshd on this port (USER@HOST:PORT)"
-        yield Check("port", FAIL, f"no response from {host} port {port}: {error}", fix)
+        yield BoardCheck("port", FAIL, f"no response from {host} port {port}: {error}", fix)
         return False
     if not banner.startswith(b"SSH-"):
         greeting = repr(banner.decode(errors="replace")) if banner else "nothing"
         found_there = f"the server at port {port} is not an SSH server: it sent {greeting}"
-        yield Check("port", FAIL, found_there, "set sshd's port: USER@HOST:PORT")
+        yield BoardCheck("port", FAIL, found_there, "set sshd's port: USER@HOST:PORT")
         return False
-    yield Check("port", PASS, f"{port} responds in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
+    yield BoardCheck("port", PASS, f"{port} responds in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
     return True
 
 

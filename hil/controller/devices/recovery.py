@@ -9,20 +9,12 @@ from dataclasses import dataclass
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.power import is_silent, run_command, switch
+from hil.controller.records.commands.boards import RecoveryStep
 from hil.core.board_config import BoardCommand, Command
 from hil.core.text import TextSink
 from hil.errors import BoardError, HilError, UsageError
 
 _PAUSE_S = 1.0
-
-
-@dataclass(frozen=True)
-class RecoveryStep:
-    """Attempted recovery step."""
-
-    name: str
-    error: str = ""  # why the step itself failed; "" if it succeeded
-    problem: str = ""  # result of the following check; "" if the board works
 
 
 @dataclass(frozen=True)
@@ -59,10 +51,10 @@ def recover_board(choice: BoardChoice, check: Callable[[], HilError | None], *, 
             _do(step, choice)
         except (BoardError, UsageError) as error:
             say(f"{name} failed: {error.message}")
-            steps.append(RecoveryStep(name, error.message, left.message))
+            steps.append(RecoveryStep(name=name, error=error.message, problem=left.message))
             continue
         left = _check_again(check, choice.config.power.boot_s if isinstance(step, str) else 0.0)
-        steps.append(RecoveryStep(name, problem=left.message if left is not None else ""))
+        steps.append(RecoveryStep(name=name, error="", problem=left.message if left is not None else ""))
     return Recovery(first, tuple(steps), left)
 
 

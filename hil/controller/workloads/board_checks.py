@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, check_login, firmware_bits
+from hil.controller.records.commands.boards import BoardCheck, CheckState
 from hil.core.board_config import Power, Recover
 from hil.core.scratch import temporary_folder
 from hil.core.text import TextSink
@@ -29,7 +30,7 @@ _CLOCK_S = 2.0
 _PROGRAM_S = 60.0
 
 
-def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[Check]:
+def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[BoardCheck]:
     """Check a board from the connection inwards. Stop after a ``fail`` that makes further checks impossible."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
@@ -43,7 +44,7 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambd
             try:
                 yield from _place(shell, choice)
             except BoardError as error:
-                yield Check("system", FAIL, error.message, error.hint or error.detail)
+                yield BoardCheck("system", FAIL, error.message, error.hint or error.detail)
                 return
     yield from _agent(choice, runtime, say)
 
@@ -56,11 +57,11 @@ def untouched(choice: BoardChoice) -> BoardChoice:
 # ---- checks over ssh
 
 
-def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
+def _place(shell: Shell, choice: BoardChoice) -> Iterator[BoardCheck]:
     from hil.controller.devices.deploy.probe import ask
 
     seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
-    yield Check("system", PASS, f"{seen.system} on {seen.machine}")
+    yield BoardCheck("system", PASS, f"{seen.system} on {seen.machine}")
     noexec = f"programs cannot run in {seen.folder}: the file system is mounted noexec" if seen.noexec else ""
     fix = "set a different directory in the config: [connection] folder"
     yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, fix)
@@ -77,27 +78,27 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
     yield _python(seen, choice)
 
 
-def _judged(name: str, state: str, wrong: str, fine: str, fix: str) -> Check:
+def _judged(name: str, state: CheckState, wrong: str, fine: str, fix: str) -> BoardCheck:
     """Return a passing check if ``wrong`` is empty, else a check with ``state`` and the hint."""
-    return Check(name, state, wrong, fix) if wrong else Check(name, PASS, fine)
+    return BoardCheck(name, state, wrong, fix) if wrong else BoardCheck(name, PASS, fine)
 
 
-def _python(seen: Seen, choice: BoardChoice) -> Check:
+def _python(seen: Seen, choice: BoardChoice) -> BoardCheck:
     """Check that the board has a Python that can run the agent."""
     from hil.controller.devices.choosing.board_resolver import capabilities_of
     from hil.controller.devices.deploy.ensure import usable_interpreters
     from hil.controller.devices.deploy.packages import NoAgentHere
 
     if not capabilities_of(choice).python:
-        return Check("python", SKIP, "no agent configured")
+        return BoardCheck("python", SKIP, "no agent configured")
     try:
         usable = usable_interpreters(seen)
     except NoAgentHere as error:
-        return Check("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
-    return Check("python", PASS, ", ".join(one.text for one in usable))
+        return BoardCheck("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
+    return BoardCheck("python", PASS, ", ".join(one.text for one in usable))
 
 
-def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[Check]:
+def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[BoardCheck]:
     from hil.controller.pipeline.board_pool import BoardPool
 
     start = time.monotonic()
@@ -105,11 +106,11 @@ def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[Check]:
         try:
             session = pool.session(untouched(choice), runtimes=(runtime,))
         except BoardError as error:
-            yield Check("agent", FAIL, error.message, error.hint or error.detail)
+            yield BoardCheck("agent", FAIL, error.message, error.hint or error.detail)
             return
         board = session.board
         asked = time.time_ns()
-        yield Check("agent", *_agent_text(board.info, time.monotonic() - start))
+        yield BoardCheck("agent", *_agent_text(board.info, time.monotonic() - start))
         yield from of_info(board.info, asked)
         usable = yield from _runtime(board.info, runtime or board.config.runtime)
         if usable and (yield from _command(board)):
@@ -132,7 +133,7 @@ def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: f
         return _program(session, runtime, timeout_s)[1]
 
 
-def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
+def _agent_text(info: Mapping[str, Any], took: float) -> tuple[CheckState, str]:
     if missing := info.get("not_measured"):
         return SKIP, f"no agent: a command runs the programs, without {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
@@ -140,7 +141,7 @@ def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
     return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, responds after {took:.1f} s"
 
 
-def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
+def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:
     """Yield checks of an agent's board description. Skip readings that the board does not report.
 
     Args:
@@ -163,37 +164,37 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
         hot.append(f"firmware throttling {bits}")
     if hot:
-        yield Check("throttling", WARN, ", ".join(hot), "cool the board, and use a stronger power supply")
+        yield BoardCheck("throttling", WARN, ", ".join(hot), "cool the board, and use a stronger power supply")
     if "free memory" in readings:
         free = float(readings["free memory"].get("value", 0.0))
         found = f"{free:.0f} MiB free"
         yield _judged("memory", WARN, found if free < _MEMORY_MIB else "", found, "stop other programs on the board")
 
 
-def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
+def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[BoardCheck, None, bool]:
     """Yield checks of the board's runtimes. Return whether the wanted runtime is usable."""
     found = {one["name"]: one for one in info.get("runtimes", ())}
     usable = False
     for name, one in found.items():
         if error := one.get("error"):
             fix = f"hil board deploy ADDR --runtime {name}, or install it on the board manually"
-            yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", fix)
+            yield BoardCheck(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", fix)
         else:
             usable = usable or name == wanted
-            yield Check(f"runtime {name}", PASS, runtime_text(one))
+            yield BoardCheck(f"runtime {name}", PASS, runtime_text(one))
     if wanted not in found:
         fix = f"hil board deploy ADDR --runtime {wanted}, or use an installed runtime: {', '.join(found)}"
-        yield Check(f"runtime {wanted}", FAIL, "not available on the board", fix)
+        yield BoardCheck(f"runtime {wanted}", FAIL, "not available on the board", fix)
     return usable
 
 
-def _command(board: Board) -> Generator[Check, None, bool]:
+def _command(board: Board) -> Generator[BoardCheck, None, bool]:
     """Check that the board has the configured program, if any. Return False if the program does not exist."""
     try:
         if place := board.client.find_command():
-            yield Check("command", PASS, place)
+            yield BoardCheck("command", PASS, place)
     except HilError as error:
-        yield Check("command", FAIL, error.message, error.hint)
+        yield BoardCheck("command", FAIL, error.message, error.hint)
         return False
     return True
 
@@ -208,7 +209,7 @@ def runtime_text(runtime: Mapping[str, Any]) -> str:
 # ---- a program
 
 
-def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S) -> tuple[Check, HilError | None]:
+def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S) -> tuple[BoardCheck, HilError | None]:
     """Compile, push, run and compare a tiny model, as `hil run` does. Return the check, and the error if any."""
     from hil.controller.backends.compilers import compilers
     from hil.controller.pipeline.runner import Runner
@@ -221,7 +222,7 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
     # A vendor's compiler may accept ONNX models.
     if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
         found = f"no test program for runtime {wanted}"
-        return Check("program", SKIP, found, "test the board with: hil run MODEL"), None
+        return BoardCheck("program", SKIP, found, "test the board with: hil run MODEL"), None
     with temporary_folder("hil-") as folder, open_context() as context:
         (Path(folder) / "logs").mkdir()
         runner = Runner(context, lasting=False)
@@ -229,16 +230,16 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
             case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime, timeout=timeout_s), Path(folder))
             case = runner.whole(case, session)
         except UsageError as error:
-            return Check("program", FAIL, error.message, error.hint), error
+            return BoardCheck("program", FAIL, error.message, error.hint), error
     if case.outcome is Outcome.PASS:
-        return Check("program", PASS, "a tiny model runs and returns correct outputs"), None
+        return BoardCheck("program", PASS, "a tiny model runs and returns correct outputs"), None
     if isinstance(case.error, NotRun):
-        return Check("program", SKIP, case.reason, case.error.hint), None
+        return BoardCheck("program", SKIP, case.reason, case.error.hint), None
     if isinstance(case.error, BoardBusy):
-        return Check("program", SKIP, case.reason, "retry when the board is free"), case.error
+        return BoardCheck("program", SKIP, case.reason, "retry when the board is free"), case.error
     found = f"{case.outcome and case.outcome.value}: {case.reason}"
     wrong = case.error or BoardUnfit(f"a tiny model returns wrong outputs: {case.reason}")
-    return Check("program", FAIL, found, wrong.hint), wrong
+    return BoardCheck("program", FAIL, found, wrong.hint), wrong
 
 
 def tiny_model(folder: Path) -> Path:

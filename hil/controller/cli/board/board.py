@@ -28,22 +28,22 @@ def board() -> None:
 @json_option
 def list_boards(as_json: bool) -> None:
     """List the boards with a config, and whether each is trusted (hil board trust)."""
+    from hil.controller.records.commands.boards import BoardList, ListedBoard
     from hil.core.boards import known_boards, read_board
 
-    rows: list[dict[str, Any]] = []
+    rows = []
     lines = []
     for name, path in sorted(known_boards().items()):
-        row: dict[str, Any] = {"name": name, "hw_type": "?", "path": str(path), "trusted": False}
+        hw_type, trusted = "?", False
         try:
             found = read_board(path)
-            config = found.config
-            row |= {"hw_type": config.hw_type, "description": config.description, "trusted": found.is_trusted}
+            trusted, hw_type, description = found.is_trusted, found.config.hw_type, found.config.description
         except UsageError as error:
-            row["description"] = error.message
-        rows.append(row)
-        mark = "" if row["trusted"] or row["hw_type"] == "?" else f" (not trusted: hil board show {name})"
-        lines.append(f"{name:16} {row['hw_type']:12} {row['description']}{mark}")
-    answer(as_json, {"boards": rows}, *lines)
+            description = error.message
+        rows.append(ListedBoard(name=name, hw_type=hw_type, description=description, path=str(path), trusted=trusted))
+        mark = "" if trusted or hw_type == "?" else f" (not trusted: hil board show {name})"
+        lines.append(f"{name:16} {hw_type:12} {description}{mark}")
+    answer(as_json, BoardList(boards=rows), *lines)
 
 
 @board.command(epilog="Example: hil board show sim-f16")
@@ -52,14 +52,16 @@ def list_boards(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
     from hil.controller.devices.choosing.board_resolver import is_address
+    from hil.controller.records.base import make_record
+    from hil.controller.records.commands.boards import BoardDescription, BoardSettings
     from hil.core.boards import find_board, read_board
 
     if is_address(name):
         hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
         raise UsageError(f"no config for {name}: it is an address", hint=hint)
     config = read_board(find_board(name)).config
-    shown = {name: value for name, value in asdict(config).items() if name != "text"}
-    answer(as_json, {"board": shown}, config.text.rstrip())
+    shown = BoardDescription(board=make_record(asdict(config), BoardSettings))
+    answer(as_json, shown, config.text.rstrip())
 
 
 @board.command(epilog="Example: hil board check root@192.168.7.2")
@@ -75,6 +77,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     0 if no check fails (a `warn` means that timings or disk space may be a problem), 4 otherwise.
     """
     from hil.controller.devices.health import FAIL
+    from hil.controller.records.commands.boards import CheckReport
     from hil.controller.workloads.board_checks import check_board
 
     choice = chosen_place(settings)
@@ -89,9 +92,8 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     failed = [one.name for one in done if one.state == FAIL]
     if failed and not as_json:
         say(f"FAIL: {', '.join(failed)}")
-    checks = [asdict(one) for one in done]
     code = EXIT_BOARD if failed else EXIT_OK
-    return answer(as_json, {"board": choice.name, "ok": not failed, "checks": checks, "exit_code": code})
+    return answer(as_json, CheckReport(board=choice.name, ok=not failed, checks=done, exit_code=code))
 
 
 @board.command(epilog="Example: hil board ping root@192.168.7.2 --count 20")
@@ -101,6 +103,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 def ping(as_json: bool, count: int, **settings: Any) -> None:
     """Measure round trips to a board's agent, and the clock error; without an agent, commands over SSH."""
     from hil.controller.devices.choosing.board_resolver import capabilities_of
+    from hil.controller.records.commands.boards import ClockError, PingReport, RoundTripTimes
     from hil.core import clock
 
     choice = chosen_place(settings)
@@ -118,12 +121,14 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
             pings = client.pings(count)
         trips = [one.round_trip_ns for one in pings]
         fit = clock.fit(pings)
-    figures = {"min_ns": min(trips), "median_ns": round(statistics.median(trips)), "max_ns": max(trips)}
-    known = {"clock": {"offset_ns": fit.offset_ns, "error_ns": fit.error_ns}} if fit else {}
-    least, median, most = (f"{one / 1e6:.2f} ms" for one in figures.values())
+    times = min(trips), round(statistics.median(trips)), max(trips)
+    report = PingReport(board=choice.name, count=count, round_trip=RoundTripTimes(*times))
+    if fit:
+        report.clock = ClockError(offset_ns=fit.offset_ns, error_ns=fit.error_ns)
+    least, median, most = (f"{one / 1e6:.2f} ms" for one in times)
     answer(
         as_json,
-        {"board": choice.name, "count": count, "round_trip": figures, **known},
+        report,
         f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}",
         *([f"clock error at most {fit.error_ns / 1e3:.0f} us"] if fit else ()),
     )
@@ -135,6 +140,7 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
 def info(as_json: bool, **settings: Any) -> None:
     """Show a board: machine, system, runtimes, clocks, temperatures and current user."""
     from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.records.commands.boards import BoardInfo
     from hil.controller.workloads.board_checks import untouched
 
     choice = chosen_place(settings)
@@ -143,7 +149,7 @@ def info(as_json: bool, **settings: Any) -> None:
         info = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""
     lines = [f"{key:12} {value}" for key, value in _rows(info, fingerprint) if value]
-    answer(as_json, {"board": choice.name, "host_key": fingerprint, "info": info}, *lines)
+    answer(as_json, BoardInfo(board=choice.name, host_key=fingerprint, info=info), *lines)
 
 
 def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:

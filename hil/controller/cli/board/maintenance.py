@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
     Over SSH, prints the agent's log file; for an agent with an address, the stderr of its programs.
     """
     from hil.controller.devices.deploy.probe import logs as agents_log
+    from hil.controller.records.commands.boards import BoardLogs
 
     choice = chosen_place(settings)
     if is_over_ssh(choice):
@@ -41,10 +41,10 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
         with agent_at(choice) as client:
             client.describe()
             client.open_session("hil board logs", wait_s=5.0, on_wait=say)
-            text = client.logs()[-lines:]
+            text = list(client.logs()[-lines:])
     if not text:
         say(f"{choice.name}: the log is empty; the agent's first start creates it")
-    answer(as_json, {"board": choice.name, "lines": text}, *text)
+    answer(as_json, BoardLogs(board=choice.name, lines=text), *text)
 
 
 @command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
@@ -68,6 +68,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board or switch its power as its config's [power] defines, and wait until it responds."""
     from hil.controller.devices.power import answering, switch
+    from hil.controller.records.commands.boards import ResetReport
 
     choice = chosen_place(settings)
     power = choice.config.power
@@ -84,7 +85,7 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     seconds = time.monotonic() - start
     answer(
         as_json,
-        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "output": output},
+        ResetReport(board=choice.name, action=action, answers=wait, seconds=seconds, output=output),
         f"{choice.name}: {action} done" + (f", the board responds after {seconds:.1f} s" if wait else ""),
     )
 
@@ -108,6 +109,7 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
     steps are the reset and the power cycle of [power]. Exit code: 0 if the board works, 4 if it does not.
     """
     from hil.controller.devices.recovery import recover_board
+    from hil.controller.records.commands.boards import RecoveryReport
     from hil.controller.workloads.board_checks import find_inference_fault
 
     choice = chosen_place(settings)
@@ -122,9 +124,9 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
         say(f"{choice.name}: missing [recover] steps and [power] in the board's config")
     else:
         text = f"{choice.name} still does not work: {done.left.message}"
-    steps = [asdict(step) for step in done.steps]
     code = EXIT_OK if done.is_working else EXIT_BOARD
-    return answer(as_json, {"board": choice.name, "works": done.is_working, "steps": steps, "exit_code": code}, text)
+    report = RecoveryReport(board=choice.name, works=done.is_working, steps=list(done.steps), exit_code=code)
+    return answer(as_json, report, text)
 
 
 def _after(choice: BoardChoice, before: str) -> None:
@@ -161,6 +163,7 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Deploy hil's agent to a board and start it. An up-to-date agent is not sent."""
     from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
     from hil.controller.devices.deploy.probe import status
+    from hil.controller.records.commands.boards import DeployedAgent
 
     choice = chosen_place(settings)
     folder = choice.config.connection.folder
@@ -171,12 +174,19 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         now = status(there, folder, board=choice.name)
         used = now.used_bytes or 0
     seconds = time.monotonic() - start
-    found = {"folder": place.folder, "build": place.build, "pushed_bytes": place.pushed_bytes}
-    found |= {"runtimes": now.agent.runtimes, "used_bytes": used, "seconds": seconds}
+    deployed = DeployedAgent(
+        board=choice.name,
+        folder=place.folder,
+        build=place.build,
+        runtimes=list(now.agent.runtimes),
+        pushed_bytes=place.pushed_bytes,
+        used_bytes=used,
+        seconds=seconds,
+    )
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "already deployed"
     answer(
         as_json,
-        {"board": choice.name, **found},
+        deployed,
         f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
         f"{sent}, {used / 1e6:.0f} MB used on the board, {seconds:.1f} s",
     )
@@ -189,6 +199,7 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
     """Stop hil's agent on a board and remove all hil files."""
     from hil.controller.devices.deploy.probe import clean as remove
+    from hil.controller.records.commands.boards import RemovedAgent
 
     choice = chosen_place(settings)
     with shell_at(choice) as there:
@@ -197,8 +208,9 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     text = f"{was.folder} removed, {freed / 1e6:.0f} MB freed"
     if was.used_bytes is None:
         text = f"no hil files in {was.folder}"
-    found = {"folder": was.folder, "removed": was.used_bytes is not None, "freed_bytes": freed}
-    answer(as_json, {"board": choice.name, **found}, f"{choice.name}: {text}")
+    removed = was.used_bytes is not None
+    report = RemovedAgent(board=choice.name, folder=was.folder, removed=removed, freed_bytes=freed)
+    answer(as_json, report, f"{choice.name}: {text}")
 
 
 @command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
@@ -218,6 +230,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     sessions with older fences, so make sure that none are active. A farm continues with its own counter.
     """
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
+    from hil.controller.records.commands.boards import FenceReset
 
     if store is not None:
         settings.pop("addr")
@@ -233,7 +246,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
             )
         with shell_at(choice) as there:
             reset_there(there, choice.config.connection.folder, board=name, force=force)
-    answer(as_json, {"board": name, "fence": 0}, f"{name}: fence reset")
+    answer(as_json, FenceReset(board=name, fence=0), f"{name}: fence reset")
 
 
 def _reset_store(store: Path) -> None:

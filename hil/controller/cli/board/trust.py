@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,6 +30,7 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     labels and simulator. Modified files require trust again. hil's configs, configs in the user's config directory, and
     configs specified as files need no trust.
     """
+    from hil.controller.records.commands.boards import RemovedTrust, TrustedFile, TrustedFolder
     from hil.core.config_files import distrust, trusted_folders
 
     if sum(map(bool, (folder, lists, remove))) != 1:
@@ -45,15 +45,15 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
             raise UsageError(
                 f"{remove} is not trusted", hint=f"trusted directories: {known}" if known else "no directory is trusted"
             )
-        answer(as_json, {"removed": str(where)}, f"{where} is no longer trusted")
+        answer(as_json, RemovedTrust(removed=str(where)), f"{where} is no longer trusted")
     elif not is_folder(where):
         raise UsageError(f"directory {folder} not found", hint="specify the directory that contains the configs")
     else:
         asks = _trusted(where)
-        files = [{"path": str(path), "asks": asked} for path, asked in asks.items()]
+        files = [TrustedFile(path=str(path), asks=asked) for path, asked in asks.items()]
         nothing = "no settings that need trust"
         lines = (f"trusted {path}: {', '.join(asked) or nothing}" for path, asked in asks.items())
-        answer(as_json, {"folder": str(where), "files": files}, *lines)
+        answer(as_json, TrustedFolder(folder=str(where), files=files), *lines)
 
 
 def _trusted(folder: Path) -> dict[Path, list[str]]:
@@ -97,15 +97,16 @@ def _look(path: Path) -> tuple[str, list[str]]:
 
 def _list(as_json: bool) -> None:
     """Print the trusted directories and the state of their files."""
+    from hil.controller.records.commands.boards import FileTrust, FolderTrust, TrustList
     from hil.core.config_files import trusted_folders
 
-    rows: list[dict[str, Any]] = []
+    rows = []
     lines = []
     for folder, paths in sorted(trusted_folders().items()):
-        files = [{"path": path, "state": _state(Path(path))} for path in paths]
-        rows.append({"folder": folder, "files": files})
-        lines += [folder, *(f"  {file['state']:8} {Path(file['path']).name}" for file in files)]
-    answer(as_json, {"folders": rows}, *lines)
+        files = [FileTrust(path=path, state=_state(Path(path))) for path in paths]
+        rows.append(FolderTrust(folder=folder, files=files))
+        lines += [folder, *(f"  {file.state:8} {Path(file.path).name}" for file in files)]
+    answer(as_json, TrustList(folders=rows), *lines)
 
 
 def _state(path: Path) -> str:

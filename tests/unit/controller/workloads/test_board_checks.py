@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.devices.health import Check
+from hil.controller.records.commands.boards import BoardCheck
 from hil.controller.workloads.board_checks import of_info
 
 NOW_NS = 1_790_000_000_000_000_000
@@ -19,7 +19,7 @@ def reading(name: str, value: float | str) -> dict:
     )
 
 
-def look(*readings: dict, off_s: float = 0.0) -> dict[str, Check]:
+def look(*readings: dict, off_s: float = 0.0) -> dict[str, BoardCheck]:
     info = {"wall_ns": str(NOW_NS + round(off_s * 1e9)), "readings": list(readings)}
     return {one.name: one for one in of_info(info, NOW_NS)}
 
