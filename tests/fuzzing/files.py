@@ -134,10 +134,10 @@ def _read_bundle(path: Path) -> None:
 
     from hil.bundles import Bundle
     from hil.bundles.signature import verify
-    from hil.controller.workloads.bundles.show import document_of
+    from hil.controller.workloads.bundles.show import describe_bundle
 
     bundle = Bundle.open(path)
-    document_of(bundle, path)
+    describe_bundle(bundle, path)
     bundle_files.judge_controls(bundle)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         before = sorted(path.parent.iterdir())

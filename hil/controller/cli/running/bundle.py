@@ -121,6 +121,7 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
 @json_option
 def extract(bundle: Path, folder: Path, as_json: bool) -> int:
     """Write the program of a BUNDLE, without its cases, to a directory."""
+    from hil.controller.records.commands.bundles import ExtractedProgram
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.program_case import open_bundle
 
@@ -131,8 +132,14 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     program = opened.extract(folder)
     files = {name: path.stat().st_size for name, path in program.files.items()}
-    document: dict[str, Any] = {"folder": str(folder), "runtime": program.runtime, "main": program.main, "files": files}
-    document |= {"methods": list(program.methods), "exit_code": 0}
+    document = ExtractedProgram(
+        folder=str(folder),
+        runtime=program.runtime,
+        main=program.main,
+        files=files,
+        methods=list(program.methods),
+        exit_code=0,
+    )
     methods = f"{len(program.methods)} method{'s' * (len(program.methods) != 1)}: {', '.join(program.methods)}"
     return answer(as_json, document, f"{program.files[program.main]}: {sum(files.values()):,} bytes, {methods}")
 
@@ -144,6 +151,7 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Export a BUNDLE to PATH in another tool's format."""
+    from hil.controller.records.commands.bundles import ExportedBundle
     from hil.controller.storage.packages import pick
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import storing
@@ -159,7 +167,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_format(form, opened, path, context=context)
     count = sum(len(method.cases) for method in opened.methods)
-    document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
+    document = ExportedBundle(path=str(path), format=form, cases=count, exit_code=0)
     return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
 
 
@@ -188,9 +196,9 @@ def import_from(path: Path, form: str, output: Path | None, signing_key: Path | 
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show the contents of a BUNDLE: program, methods, cases, sizes and signer."""
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import document_of, print_bundle
+    from hil.controller.workloads.bundles.show import describe_bundle, print_bundle
 
-    document = document_of(open_bundle(bundle), bundle)
+    document = describe_bundle(open_bundle(bundle), bundle)
     answer(as_json, document, show=lambda: print_bundle(document))
 
 
@@ -204,14 +212,22 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     Runs no program. Exits with 2 if the bundle is damaged.
     """
     from hil.bundles.signature import fingerprint
+    from hil.controller.records.commands.bundles import VerifiedBundle
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import size_text
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
     count = sum(len(method.cases) for method in opened.methods)
-    document = {"bundle": str(bundle), "digest": opened.digest, "signed_by": by, "trusted": key is not None}
-    document |= {"methods": len(opened.methods), "cases": count, "exit_code": 0}
+    document = VerifiedBundle(
+        bundle=str(bundle),
+        digest=opened.digest,
+        signed_by=by,
+        trusted=key is not None,
+        methods=len(opened.methods),
+        cases=count,
+        exit_code=0,
+    )
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (untrusted key: specify trusted keys with --key)"
@@ -274,11 +290,12 @@ def verifier(target: str, output: Path, runtime: Path | None, arguments: tuple[s
 
     On the board, `verify BUNDLE` runs and compares all cases of a .hilb or .bpte; see `verify --help`.
     """
+    from hil.controller.records.commands.bundles import BuiltVerifier
     from hil.controller.workloads.bundles.verifier import COMMAND_RUNTIME, build_verifier
 
     target = build_verifier(_free(output), target, runtime=runtime or COMMAND_RUNTIME, arguments=arguments)
     size = output.stat().st_size
-    document = {"path": str(output), "target": target, "bytes": size, "exit_code": 0}
+    document = BuiltVerifier(path=str(output), target=target, bytes=size, exit_code=0)
     return answer(as_json, document, f"{output}: {size:,} bytes, for {target}")
 
 
@@ -294,13 +311,13 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.methods import LEFT_OUT
-    from hil.controller.workloads.bundles.show import document_of, size_text
+    from hil.controller.workloads.bundles.show import describe_bundle, size_text
 
     with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
     head = bundle.save(path, key=key)
     if as_json:
-        return answer(True, document_of(Bundle.open(path), path))
+        return answer(True, describe_bundle(Bundle.open(path), path))
     signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
     click.echo(f"{path}: {head.size:,} bytes, {size_text(bundle)}{signed}")
     for line in bundle.made.get(LEFT_OUT, ()):

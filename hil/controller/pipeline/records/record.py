@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,8 +86,8 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         if model is None
         else StoredModel(
             **_pick_fields(model, "format", "digest", "function"),
-            inputs=record_specs(model.inputs),
-            outputs=record_specs(model.outputs),
+            inputs=None if model.inputs is None else record_specs(model.inputs),
+            outputs=None if model.outputs is None else record_specs(model.outputs),
         ),
         artifact=_record_artifact(case),
         timings=StageTimes(**vars(case.timings)),
@@ -191,9 +191,9 @@ def _pick_fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def record_specs(specs: Sequence[TensorSpec] | None) -> list[StoredSpec] | None:
-    """Return the records of a model's inputs or outputs; None if unknown."""
-    return None if specs is None else [StoredSpec(**{**vars(spec), "shape": list(spec.shape)}) for spec in specs]
+def record_specs(specs: Iterable[TensorSpec]) -> list[StoredSpec]:
+    """Return the records of a model's inputs or outputs."""
+    return [StoredSpec(**{**vars(spec), "shape": list(spec.shape)}) for spec in specs]
 
 
 # Stages with cached results take milliseconds. Writing the record of many cases takes as long.

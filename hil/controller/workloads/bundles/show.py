@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.bundles import Bundle, Method
-from hil.bundles.manifest import signature_json
 from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
 from hil.controller.pipeline.records.evidence import criterion_text
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.print_case import COLOURS
+from hil.controller.pipeline.records.record import record_specs
+from hil.controller.records.commands.bundles import (
+    BundleDescription,
+    CaseDescription,
+    FileDescription,
+    MethodDescription,
+    ProgramDescription,
+    TensorDescription,
+)
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.screen.texts import counted, say, table
 from hil.core.digest import digest_of
@@ -28,28 +36,28 @@ _COLUMNS = ["case", "outcome", "mismatches", *(one.heading for one in _STATISTIC
 _CRITERIA_SHOWN = 10
 
 
-def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
-    """Return a JSON description of a bundle without tensor data."""
+def describe_bundle(bundle: Bundle, path: Path) -> BundleDescription:
+    """Describe a bundle without tensor data."""
     program = bundle.program
-    return {
-        "schema": 1,
-        "path": str(path),
-        "bytes": bundle.head.size,
-        "digest": bundle.digest,
-        "signed_by": fingerprint(bundle.head.public_key) if bundle.head.signature else "",
-        "program": {
-            "runtime": program.runtime,
-            "main": program.main,
-            "compiler": program.compiler,
-            "flags": list(program.flags),
-            "files": [
-                {"name": name, "bytes": data.nbytes, "digest": digest_of(data)} for name, data in program.files.items()
+    return BundleDescription(
+        path=str(path),
+        bytes=bundle.head.size,
+        digest=bundle.digest,
+        signed_by=fingerprint(bundle.head.public_key) if bundle.head.signature else "",
+        program=ProgramDescription(
+            runtime=program.runtime,
+            main=program.main,
+            compiler=program.compiler,
+            flags=list(program.flags),
+            files=[
+                FileDescription(name=name, bytes=data.nbytes, digest=digest_of(data))
+                for name, data in program.files.items()
             ],
-        },
-        "methods": [_method(method) for method in bundle.methods],
-        "made": dict(bundle.made),
-        "exit_code": 0,
-    }
+        ),
+        methods=[_describe_method(method) for method in bundle.methods],
+        made=dict(bundle.made),
+        exit_code=0,
+    )
 
 
 def size_text(bundle: Bundle) -> str:
@@ -58,65 +66,68 @@ def size_text(bundle: Bundle) -> str:
     return f"{counted(len(bundle.methods), 'method')}, {counted(cases, 'case')}"
 
 
-def _method(method: Method) -> dict[str, Any]:
-    return {
-        "name": method.name,
-        "inputs": signature_json(method.signature.inputs),
-        "outputs": signature_json(method.signature.outputs),
-        "cases": [
-            {
-                **{name: getattr(case, name) for name in ("name", "source", "rtol", "atol")},
-                "accept": list(case.accept),
-                "inputs": _tensors(case.inputs),
-                "outputs": _tensors(case.expected_outputs),
-            }
+def _describe_method(method: Method) -> MethodDescription:
+    return MethodDescription(
+        name=method.name,
+        inputs=record_specs(method.signature.inputs),
+        outputs=record_specs(method.signature.outputs),
+        cases=[
+            CaseDescription(
+                name=case.name,
+                source=case.source,
+                rtol=case.rtol,
+                atol=case.atol,
+                accept=list(case.accept),
+                inputs=_describe_tensors(case.inputs),
+                outputs=_describe_tensors(case.expected_outputs),
+            )
             for case in method.cases
         ],
-    }
+    )
 
 
-def _tensors(tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _describe_tensors(tensors: Mapping[str, Array]) -> list[TensorDescription]:
     found = []
     for name, array in tensors.items():
-        data = to_bytes(array)
-        spec = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
-        found.append({**spec, "bytes": data.nbytes, "digest": digest_of(data)})
+        dtype, shape, data = dtype_name(array.dtype), list(array.shape), to_bytes(array)
+        found.append(TensorDescription(name=name, dtype=dtype, shape=shape, bytes=data.nbytes, digest=digest_of(data)))
     return found
 
 
-def print_bundle(document: Mapping[str, Any]) -> None:
-    """Print a bundle's document."""
+def print_bundle(bundle: BundleDescription) -> None:
+    """Print the description of a bundle."""
     from hil.controller.storage.screen.console import Console
 
     console = Console()
-    say(console, "", f"{document['path']}: {document['bytes']:,} bytes", indent=0, whole=True)
-    for label, text in _lines(document):
+    say(console, "", f"{bundle.path}: {bundle.bytes:,} bytes", indent=0, whole=True)
+    for label, text in _format_bundle(bundle):
         _say(console, label, text)
 
 
-def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    program, made = document["program"], document["made"]
-    yield "digest", document["digest"]
-    yield "signed", document["signed_by"] or "no"
-    yield "runtime", program["runtime"]
-    yield "compiler", program["compiler"]
-    yield from (("", flag) for flag in program["flags"])
-    yield from (("file", f"{file['name']}, {file['bytes']:,} bytes") for file in program["files"])
+def _format_bundle(bundle: BundleDescription) -> Iterator[tuple[str, str]]:
+    program, made = bundle.program, bundle.made
+    yield "digest", bundle.digest
+    yield "signed", bundle.signed_by or "no"
+    yield "runtime", program.runtime
+    yield "compiler", program.compiler
+    yield from (("", flag) for flag in program.flags)
+    yield from (("file", f"{file.name}, {file.bytes:,} bytes") for file in program.files)
     if isinstance(model := made.get("model"), dict):
         yield "model", f"{model.get('name')!s} {model.get('digest')!s}"
     if target := made.get("target"):
         yield "target", str(target)
-    for method in document["methods"]:
+    for method in bundle.methods:
         takes, gives = (
-            ", ".join(f"{spec['name']}: {type_text(spec['dtype'], spec['shape'])}" for spec in method[kind])
-            for kind in ("inputs", "outputs")
+            ", ".join(f"{spec.name}: {type_text(spec.dtype, spec.shape)}" for spec in specs)
+            for specs in (method.inputs, method.outputs)
         )
-        yield "method", f"{method['name']}({takes}) -> ({gives})"
-        for case in method["cases"]:
-            given = [f"{name} {case[name]:g}" for name in ("rtol", "atol") if case[name] is not None] + case["accept"]
-            size = sum(tensor["bytes"] for kind in ("inputs", "outputs") for tensor in case[kind])
-            words = [case["source"] and f"source: {case['source']}", *given, f"{size:,} bytes"]
-            yield "case", f"{case['name']}: {', '.join(word for word in words if word)}"
+        yield "method", f"{method.name}({takes}) -> ({gives})"
+        for case in method.cases:
+            tolerances = (("rtol", case.rtol), ("atol", case.atol))
+            given = [f"{name} {value:g}" for name, value in tolerances if value is not None] + case.accept
+            size = sum(tensor.bytes for tensor in (*case.inputs, *case.outputs))
+            words = [case.source and f"source: {case.source}", *given, f"{size:,} bytes"]
+            yield "case", f"{case.name}: {', '.join(word for word in words if word)}"
 
 
 def print_run(record: RunRecord) -> None:
