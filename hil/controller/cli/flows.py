@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -19,6 +18,7 @@ def flows(file: Path | None, as_json: bool) -> None:
     """List the flows of hil, of installed packages and of ./flows.toml, or the flows of a file."""
     from hil.controller.models.flows import flows as known_flows
     from hil.controller.models.flows import read_flows
+    from hil.controller.records.commands.models import BrokenFlow, FlowList, FlowSettings
     from hil.controller.storage.packages import Registered
 
     found = known_flows() if file is None else read_flows(file)
@@ -26,7 +26,7 @@ def flows(file: Path | None, as_json: bool) -> None:
     lines = [f"{name:{width}}  {flow.description or flow.runtime}" for name, flow in found.items()]
     broken = found.broken if isinstance(found, Registered) else {}
     lines += [f"{name}: unusable: {error.message}" for name, error in broken.items()]
-    document = {"flows": [asdict(flow) for flow in found.values()]}
+    document = FlowList(flows=[FlowSettings(**vars(flow)) for flow in found.values()])
     if broken:
-        document["broken"] = [{"name": name, "error": error.message} for name, error in broken.items()]
+        document.broken = [BrokenFlow(name=name, error=error.message) for name, error in broken.items()]
     answer(as_json, document, *lines)

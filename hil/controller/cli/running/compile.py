@@ -41,6 +41,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
+    from hil.controller.records.commands.models import CompiledProgram
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import storing
     from hil.formats.xla_program import VALUES, values_name
@@ -85,7 +86,17 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
                 copy_file(path, path_to)
             written.append(str(path_to))
     size = sum(path.stat().st_size for path in artifact.files.values())
-    document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
-    document |= {"cached": artifact.cached, "seconds": case.timings.compile_s, "profiles": profiles, "exit_code": 0}
-    how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
+    seconds = case.timings.compile_s
+    assert seconds is not None
+    document = CompiledProgram(
+        files=written,
+        bytes=size,
+        compiler=artifact.compiler,
+        flags=list(artifact.flags),
+        cached=artifact.cached,
+        seconds=seconds,
+        profiles=list(profiles),
+        exit_code=0,
+    )
+    how = "from the cache" if artifact.cached else f"in {seconds:.1f} s"
     return answer(as_json, document, f"{target}: {size:,} bytes, {artifact.compiler}, {how}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from hil.errors import UsageError
 if TYPE_CHECKING:
     from hil.controller.analysis.layers import Layer
     from hil.controller.analysis.layers.values import SavedLayer
+    from hil.controller.records.commands.models import LayerDescription
     from hil.core.tensors import TensorSpec
 
 
@@ -58,6 +58,7 @@ def layers(
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
+    from hil.controller.records.commands.models import LayerList
     from hil.controller.storage.run_context import open_context
 
     if (node_data is None) is not (values is None):
@@ -82,23 +83,25 @@ def layers(
             saved = [save_layer(layer, computed, save) for layer in found]
         if node_data is not None and values is not None:
             written = export_layers(read, found, values, node_data, by, how)
-    document = {"model": model, "layers": _rows(found, saved), "exit_code": 0}
+    document = LayerList(model=str(model), layers=_describe_layers(found, saved), exit_code=0)
     which = "it" if len(saved) == 1 else "the first"
     lines = [f"saved in {save}; to run {which}:\n  {saved[0].command}"] if saved else []
     return answer(as_json, document, *lines, *written, show=lambda: _print_table(found))
 
 
-def _rows(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[dict[str, Any]]:
+def _describe_layers(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[LayerDescription]:
     from hil.controller.analysis.layers import layer_specs
+    from hil.controller.pipeline.records.record import record_specs
+    from hil.controller.records.commands.models import LayerDescription, LayerFiles
 
     rows = []
     for number, layer in enumerate(found):
-        inputs, outputs = ([asdict(spec) for spec in specs] for specs in layer_specs(layer))
-        row = {**asdict(layer), "path": str(layer.path), "inputs": inputs, "outputs": outputs}
+        takes, gives = map(record_specs, layer_specs(layer))
+        row = LayerDescription(**{**vars(layer), "path": str(layer.path), "inputs": takes, "outputs": gives})
         if saved:
             one = saved[number]
-            files = {side: [str(file) for file in getattr(one, side)] for side in ("inputs", "outputs")}
-            row["saved"] = {"model": str(one.model), **files, "run": one.command}
+            inputs, outputs = ([str(file) for file in side] for side in (one.inputs, one.outputs))
+            row.saved = LayerFiles(model=str(one.model), inputs=inputs, outputs=outputs, run=one.command)
         rows.append(row)
     return rows
 

@@ -35,7 +35,7 @@ from hil.controller.cli.options import (
     with_project,
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
-from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
+from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import MatrixTarget
@@ -197,6 +197,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
+    from hil.controller.records.commands.models import CaseList, ListedCase
     from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.suites.cases.sources import flow_of, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
@@ -208,8 +209,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in (*(f"left out: {one}" for one in found.left_out), *request.remarks([one.id for one in found.cases])):
         say(line)
-    rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
-    return answer(as_json, {"suite": found.name, "cases": rows, "exit_code": code}, *(one.id for one in cases))
+    rows = [ListedCase(id=one.id, model=one.model, layer=one.layer, op=one.op) for one in cases]
+    return answer(as_json, CaseList(suite=found.name, cases=rows, exit_code=code), *(one.id for one in cases))
 
 
 @suite.command(epilog="Example: hil suite expect hil-suites/latest-run --update")
@@ -239,11 +240,10 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     Exits with 1 if a case broke, or a new case fails.
     """
     from hil.controller.storage.screen.console import Console
-    from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff
+    from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff, record_diff
 
     found = diff_runs(first, second)
-    code = EXIT_FAIL if found.is_worse else EXIT_OK
-    document = {**found.to_json(), "exit_code": code}
+    document = record_diff(found)
     if markdown:
         return answer(as_json, document, diff_markdown(found))
     return answer(as_json, document, show=lambda: print_diff(Console(), found))

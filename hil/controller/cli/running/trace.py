@@ -106,7 +106,7 @@ def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any)
 @json_option
 def show(trace: Path, out: Path | None, as_json: bool) -> int:
     """Show a TRACE: calls with tensors, assigned values and backend."""
-    from hil.controller.workloads.traces.stored import describe, load_one
+    from hil.controller.workloads.traces.stored import describe_trace, load_one
 
     found, folder = load_one(trace, out)
-    return answer(as_json, describe(found, folder), str(found))
+    return answer(as_json, describe_trace(found, folder), str(found))

@@ -31,6 +31,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.controller.pipeline.records.print_case import print_verdict
     from hil.controller.pipeline.records.record import record_verdict
     from hil.controller.pipeline.verdicts.accepting import load_rules
+    from hil.controller.records.commands.models import CompareResult
     from hil.controller.storage.screen.console import Console
     from hil.controller.storage.screen.texts import say as say_line
     from hil.core.results import Outcome, exit_code_of
@@ -64,7 +65,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
             if record.outcome is Outcome.BLIND:
                 say_line(console, "hint", hint_for_blind(record))
 
-    document = {"verdicts": records, "plot": plot if drawn else None, "exit_code": code}
+    document = CompareResult(verdicts=records, plot=str(plot) if drawn else None, exit_code=code)
     return answer(as_json, document, *([f"  plot in      {plot}"] if drawn else ()), show=show)
 
 

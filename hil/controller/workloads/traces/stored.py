@@ -157,8 +157,8 @@ def exit_code(comparisons: list[TraceComparison]) -> int:
     return exit_code_of(one.outcome for one in comparisons)
 
 
-def describe(trace: Trace, folder: Path) -> TraceDocument:
-    """Return the document that ``hil trace show --json`` prints. It describes tensors by type."""
+def describe_trace(trace: Trace, folder: Path) -> TraceDocument:
+    """Describe a trace without its values, for ``hil trace show --json``."""
     return TraceDocument(
         folder=str(folder),
         module=trace.module_name,

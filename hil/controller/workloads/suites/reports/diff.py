@@ -5,17 +5,18 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.records.commands.models import DiffedNumber, DiffedRun, OutcomeChange, SuiteDiff
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing, kind_of
 from hil.controller.storage.screen.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
-from hil.core.text import jsonable
+from hil.errors import EXIT_FAIL, EXIT_OK
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,18 +31,6 @@ _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "max_abs": ("largest error", "{:.4g}".format),
     "sqnr_db": ("SQNR", "{:.4g} dB".format),
 }
-
-
-@dataclass(frozen=True)
-class OutcomeChange:
-    """A case with a listed outcome, or a case in only one run."""
-
-    id: str
-    # before, after: outcomes without expectations, or ``absent``, ``not run``.
-    before: str
-    after: str
-    message: str = ""  # from the later run if present
-    repeat: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,18 +73,6 @@ class RunDiff:
         """Whether a case broke, or a new case fails."""
         return bool(self.broke) or any(is_failing(one.after) for one in self.new)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as a JSON document."""
-        parts = (*_MOVED, "changed")
-        found: dict[str, Any] = {
-            **{name: _run_json(run) for name, run in (("before", self.before), ("after", self.after))},
-            "notes": self.notes,
-            "counts": {name: len(getattr(self, name)) for name in parts},
-            **{name: [asdict(one) for one in getattr(self, name)] for name in parts},
-            **{name: getattr(self, name) for name in ("device_ratio", "device_cases", "device_few")},
-        }
-        return {key: jsonable(value) for key, value in found.items()}
-
 
 def diff_runs(a: Path, b: Path) -> RunDiff:
     """Compare an earlier run ``a`` with a later run ``b``. Raises UsageError if a directory is not a suite run."""
@@ -105,9 +82,8 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
     moved: defaultdict[str, list[OutcomeChange]] = defaultdict(list)
     for was, now in both:
         if kind := move_of(was.ended, now.ended):
-            moved[kind].append(
-                OutcomeChange(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat)
-            )
+            message = line(now.message or was.message)
+            moved[kind].append(OutcomeChange(now.id, was.ended, now.ended, message, now.repeat))
     for one in sorted(after.records, key=lambda one: not is_failing(one.ended)):
         if one.id not in old:
             where = NOT_RUN if one.id in before.missing else ABSENT
@@ -172,9 +148,36 @@ def _measure_change(change: CaseNumberChange) -> float:
     return size_of(change.ratio, change.before, change.after)
 
 
-def _run_json(run: SuiteResults) -> dict[str, Any]:
-    names = ("id", "suite", "flow", "runtime", "boards", "started", "finished", "exit_code", "versions")
-    return {"folder": str(run.folder), "cases": len(run.records), **{name: getattr(run, name) for name in names}}
+def record_diff(diff: RunDiff) -> SuiteDiff:
+    """Return the comparison as a record."""
+    return SuiteDiff(
+        before=_record_run(diff.before),
+        after=_record_run(diff.after),
+        notes=list(diff.notes),
+        counts={name: len(getattr(diff, name)) for name in (*_MOVED, "changed")},
+        **{name: list(getattr(diff, name)) for name in _MOVED},
+        changed=[DiffedNumber(**vars(one)) for one in diff.changed],
+        device_ratio=diff.device_ratio,
+        device_cases=diff.device_cases,
+        device_few=diff.device_few,
+        exit_code=EXIT_FAIL if diff.is_worse else EXIT_OK,
+    )
+
+
+def _record_run(run: SuiteResults) -> DiffedRun:
+    return DiffedRun(
+        folder=str(run.folder),
+        cases=len(run.records),
+        id=run.id,
+        suite=run.suite,
+        flow=run.flow,
+        runtime=run.runtime,
+        boards=list(run.boards),
+        started=run.started,
+        finished=run.finished,
+        exit_code=run.exit_code,
+        versions=dict(run.versions),
+    )
 
 
 def print_diff(console: Console, diff: RunDiff) -> None:

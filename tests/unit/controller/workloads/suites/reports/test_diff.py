@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, large_run, suite_run
 
-from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff
+from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff, record_diff
 from hil.errors import UsageError
 
 
@@ -167,7 +167,7 @@ def test_diff_rejects_directory_without_run(tmp_path):
 
 def test_diff_json_contains_every_change(tmp_path):
     found = diff(tmp_path, [case("a"), measured("b")], [case("a", "FAIL"), measured("b", sqnr_db="inf")])
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    told = json.loads(json.dumps(record_diff(found).to_json(), allow_nan=False))
     assert told["counts"]["broke"] == 1 and told["broke"][0]["id"] == "a"
     assert {one["what"]: one["after"] for one in told["changed"]}["sqnr_db"] in (7.1, "inf")
     assert told["after"]["flow"] == "iree" and told["before"]["folder"].endswith("a")
