@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import UNSET
 
 from hil.controller.records.base import check_schema, read_record
+from hil.controller.records.commands.stored import RunSummary
 from hil.controller.records.outputs import StoredTensor
 from hil.controller.records.run import RunHead, RunRecord, make_run
 from hil.controller.storage.origin import origin_of_request, origin_text
@@ -197,8 +198,8 @@ class RunStore:
             raise UsageError(f"{what} in {self.root}", hint="list them with hil runs list")
         return self.root / found[0]
 
-    def summaries(self) -> list[dict[str, Any]]:
-        """Return the stored runs, oldest first: id, created, models, board, outcome, exit_code, finished, origin."""
+    def summaries(self) -> list[RunSummary]:
+        """Return the stored runs, oldest first."""
         import sqlite3  # imported here because most commands do not list runs
 
         if not is_folder(self.root):
@@ -212,7 +213,7 @@ class RunStore:
             # The directory is not writable, or the index is corrupt. It can be rebuilt.
             return self._listed(":memory:")
 
-    def _listed(self, index: Path | str) -> list[dict[str, Any]]:
+    def _listed(self, index: Path | str) -> list[RunSummary]:
         import sqlite3
 
         with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
@@ -242,20 +243,20 @@ class RunStore:
                     )
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
-            rows = database.execute("select * from runs order by created").fetchall()
-        return [{key: value for key, value in dict(row).items() if key != "stamp"} for row in rows]
+            rows = database.execute(f"select {', '.join(RunSummary.__struct_fields__)} from runs order by created")
+            return [RunSummary(**{**dict(row), "finished": bool(row["finished"])}) for row in rows]
 
     def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
         """Delete finished runs that are older than ``older_than_s``, except the newest ``keep``. Return the ids."""
         runs = self.summaries()
         gone = []
         for run in runs[: max(len(runs) - keep, 0)]:
-            if (self.root / run["id"]).is_symlink():
+            if (self.root / run.id).is_symlink():
                 continue  # do not delete the target of a symlink
-            if run["finished"] and time.time() - run["created"] >= older_than_s:
+            if run.finished and time.time() - run.created >= older_than_s:
                 with storing(self.root):
-                    shutil.rmtree(self.root / run["id"])
-                gone.append(run["id"])
+                    shutil.rmtree(self.root / run.id)
+                gone.append(run.id)
         return gone
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -31,7 +30,10 @@ def ls(every: bool, as_json: bool) -> None:
     held = Cache()
     entries = held.ls()
     if as_json:
-        answer(True, {"root": str(held.root), "entries": [{**asdict(entry), "kind": entry.kind} for entry in entries]})
+        from hil.controller.records.commands.stored import CacheEntry, CacheList
+
+        found = [CacheEntry(**{**vars(entry), "path": str(entry.path), "kind": entry.kind}) for entry in entries]
+        answer(True, CacheList(root=str(held.root), entries=found))
         return
     shown = entries if every else entries[:_SHOWN]
     for entry in shown:
@@ -62,6 +64,7 @@ def _what(meta: Mapping[str, Any]) -> str:
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     """Delete entries; without options, all. Entries used by running commands stay."""
+    from hil.controller.records.commands.stored import DeletedEntries
     from hil.controller.storage.cache import Cache
 
     limit = 0 if max_mb is None and older_than is None else None if max_mb is None else max_mb << 20
@@ -72,7 +75,7 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     in_use = held.in_use() & {entry.key for entry in held.ls()}
     answer(
         as_json,
-        {"dropped": [entry.key for entry in gone], "freed_bytes": freed},
+        DeletedEntries(dropped=[entry.key for entry in gone], freed_bytes=freed),
         f"deleted {_count(len(gone))}, {freed:,} bytes",
         *([f"in use by running commands, not deleted: {_count(len(in_use))}"] if in_use else ()),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from hil.controller.cli.commands import command
@@ -38,4 +36,4 @@ def publish(
             task = bars.add(f"sending {folder.parcel.id}", folder.parcel.size)
             found = server.publish(folder, lambda done, total: bars.update(task, completed=done, total=total))
     sent = f"{found.sent_files} of {found.files} files sent, {found.sent_bytes / 1e6:.3g} MB"
-    answer(as_json, asdict(found), found.url, sent if found.new else "already published")
+    answer(as_json, found, found.url, sent if found.new else "already published")

@@ -21,17 +21,18 @@ def runs() -> None:
 @json_option
 def list_runs(out: Path | None, as_json: bool) -> None:
     """List the stored runs, oldest first."""
+    from hil.controller.records.commands.stored import RunList
     from hil.controller.storage.runs import RunStore
 
-    rows = [{**row, "finished": bool(row["finished"])} for row in RunStore(out).summaries()]
-    width = max((len(row["id"]) for row in rows), default=0)
+    rows = RunStore(out).summaries()
+    width = max((len(row.id) for row in rows), default=0)
     # The run's name contains the time in UTC.
     lines = [
-        f"{row['id']:{width}}  {row['outcome'] or 'unfinished':15}  {row['board'] or '-':9}  {row['models']}"
-        + (f"  ({row['origin']})" if row["origin"] else "")
+        f"{row.id:{width}}  {row.outcome or 'unfinished':15}  {row.board or '-':9}  {row.models}"
+        + (f"  ({row.origin})" if row.origin else "")
         for row in rows
     ]
-    answer(as_json, {"runs": rows}, *lines)
+    answer(as_json, RunList(runs=rows), *lines)
 
 
 @runs.command(epilog="Example: hil runs show latest")
@@ -68,7 +69,8 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 @json_option
 def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
     """Delete finished runs."""
+    from hil.controller.records.commands.stored import DeletedRuns
     from hil.controller.storage.runs import RunStore
 
     gone = RunStore(out).gc(keep, older_than * 86400)
-    answer(as_json, {"deleted": gone}, f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")
+    answer(as_json, DeletedRuns(deleted=gone), f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")

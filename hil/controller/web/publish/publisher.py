@@ -6,11 +6,12 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from hil.controller.records.commands.stored import PublishResult
 from hil.controller.storage.runs import DEFAULT_ROOT
 from hil.controller.web.publish.parcels import (
     DIGESTS,
@@ -43,20 +44,6 @@ class SessionFolder:
     parcel: Parcel
     files: Mapping[str, Path]  # digest -> a file with this content
     left_out: Sequence[str] = ()  # skipped files with reasons
-
-
-@dataclass(frozen=True)
-class PublishResult:
-    """Result of publishing a session."""
-
-    id: str
-    url: str  # URL of the session's page
-    new: bool  # False if the server already had the session
-    files: int
-    bytes: int
-    sent_files: int  # number of uploaded files
-    sent_bytes: int
-    left_out: Sequence[str] = field(default_factory=tuple)
 
 
 def session_folder(name: str) -> Path:
@@ -177,7 +164,7 @@ class Publisher(WebClient):
             bytes=folder.parcel.size,
             sent_files=len(sent),
             sent_bytes=sum(sent.values()),
-            left_out=folder.left_out,
+            left_out=list(folder.left_out),
         )
 
     def _check_text(self, document: Mapping[str, Any], name: str) -> str:

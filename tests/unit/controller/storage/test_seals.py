@@ -81,7 +81,7 @@ def test_store_ignores_foreign_index(made, tmp_path):
     run.save()
     with sqlite3.connect(tmp_path / "runs" / "index-2.sqlite") as database:
         database.executescript(made)
-    assert [row["id"] for row in store.summaries()] == [run.id]
+    assert [row.id for row in store.summaries()] == [run.id]
     assert store.gc() == [run.id]
     assert (tmp_path / "victim").is_dir()
 
