@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph
 from hil.controller.analysis.graphs.values import NodeValue, worst
-from hil.controller.analysis.profile.totals import Total, shortener, totals
+from hil.controller.analysis.profile.totals import shortener, totals
+from hil.controller.records.commands.stored import ProfileTotal
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
 
-def timed_operations(rows: Iterable[OpRow]) -> list[Total]:
+def timed_operations(rows: Iterable[OpRow]) -> list[ProfileTotal]:
     """Return totals for a profile's compute operations, ordered by first start.
 
     A program may call one operation for multiple parts of the model. Every call site is a separate total: the
@@ -40,7 +41,7 @@ def timed_operations(rows: Iterable[OpRow]) -> list[Total]:
     return sorted(found, key=lambda total: first[total.name])
 
 
-def dispatch_graph(operations: Sequence[Total], name: str, model: ModelGraph | None) -> ModelGraph:
+def dispatch_graph(operations: Sequence[ProfileTotal], name: str, model: ModelGraph | None) -> ModelGraph:
     """Return the graph for a program's operations.
 
     Args:
@@ -89,7 +90,9 @@ def _trace_edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[in
     return list(edges)
 
 
-def of_operations(graph: ModelGraph, operations: Sequence[Total], values: dict[str, NodeValue]) -> dict[str, NodeValue]:
+def of_operations(
+    graph: ModelGraph, operations: Sequence[ProfileTotal], values: dict[str, NodeValue]
+) -> dict[str, NodeValue]:
     """Return operation -> time, and the worst result of the nodes that the operation computes."""
     times = {total.name: total for total in operations}
     found = of_members(graph, values)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hil.controller.analysis.profile.totals import Total
+from hil.controller.records.commands.stored import ProfileTotal
 
 METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
 # Outcome severity. Any unlisted outcome is an error, with severity 3.
@@ -130,7 +130,7 @@ def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
     }
 
 
-def of_totals(totals: Iterable[Total]) -> dict[str, NodeValue]:
+def of_totals(totals: Iterable[ProfileTotal]) -> dict[str, NodeValue]:
     """Return node -> time, from a profile's totals by operation.
 
     A fused operation's time cannot be divided, so every node in the operation gets the full time.

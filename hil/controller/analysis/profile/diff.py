@@ -20,14 +20,16 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.totals import RunTimes, own_times, run_times, timed_runs
+from hil.controller.records.commands.stored import OperationChange, OperationCost, ProfileComparison
 from hil.core.timeline import OpRow, Profile
 
 CONFIDENCE = 0.95
@@ -42,19 +44,6 @@ Times = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cost:
-    """An operation's cost per iteration: median and mean in ns, iteration count.
-
-    The times of repeated executions in an iteration are added up.
-    """
-
-    p50_ns: float
-    mean_ns: float
-    share: float  # ``p50_ns`` divided by the sum over all operations, 0 to 1; 1 for totals and timed runs
-    iterations: int
-
-
-@dataclass(frozen=True)
 class OpDiff:
     """An operation in both profiles, or a group of operations if the compilers fused the nodes differently."""
 
@@ -65,8 +54,8 @@ class OpDiff:
     a_ops: tuple[str, ...]
     b_ops: tuple[str, ...]
     # a, b: the cost in both profiles; None if missing.
-    a: Cost | None
-    b: Cost | None
+    a: OperationCost | None
+    b: OperationCost | None
     # b's time divided by a's, the median over all iteration pairs; None if missing or incomparable.
     ratio: float | None = None
     # low, high: the ratio's confidence interval; None with too few iterations.
@@ -107,21 +96,31 @@ class ProfileDiff:
             return "no significant difference between the timed runs"
         return f"B is {one.change} than A: the timed run takes {one.ratio:.3g} times as long"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a document for JSON; operations' ``change_ns`` is None if the profiles are incomparable."""
-        names = ("a", "b", "confidence", "margin", "verdict", "incomparable")
-        total, *ops = (
-            {**dataclasses.asdict(one), "change_ns": None if self.incomparable else one.change_ns}
-            for one in (self.total, *self.ops)
+    def record(self, plot: Path | None = None, trace: Path | None = None) -> ProfileComparison:
+        """Return the comparison as a record.
+
+        Args:
+            plot, trace: files that were written.
+        """
+        return ProfileComparison(
+            a=self.a,
+            b=self.b,
+            confidence=self.confidence,
+            margin=self.margin,
+            verdict=self.verdict,
+            incomparable=self.incomparable,
+            a_overhead=self.a_times.overhead,
+            b_overhead=self.b_times.overhead,
+            timed=_record_operation(self.timed),
+            total=_record_operation(self.total, self.incomparable),
+            ops=[_record_operation(one, self.incomparable) for one in self.ops],
+            plot=str(plot) if plot else None,
+            trace=str(trace) if trace else None,
         )
-        return {
-            **{name: getattr(self, name) for name in names},
-            "a_overhead": self.a_times.overhead,
-            "b_overhead": self.b_times.overhead,
-            "timed": {**dataclasses.asdict(self.timed), "change_ns": self.timed.change_ns},
-            "total": total,
-            "ops": ops,
-        }
+
+
+def _record_operation(one: OpDiff, incomparable: str = "") -> OperationChange:
+    return OperationChange(**vars(one), change_ns=None if incomparable else one.change_ns)
 
 
 def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
@@ -173,8 +172,8 @@ def _add_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
     return [dataclasses.replace(one, a=_add_share(one.a, a), b=_add_share(one.b, b)) for one in found]
 
 
-def _add_share(cost: Cost | None, whole: float) -> Cost | None:
-    return cost and dataclasses.replace(cost, share=cost.p50_ns / whole if whole else 0.0)
+def _add_share(cost: OperationCost | None, whole: float) -> OperationCost | None:
+    return cost and cost.replace(share=cost.p50_ns / whole if whole else 0.0)
 
 
 def _compare_timed_runs(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
@@ -269,8 +268,8 @@ def _compare_pair(
     return _add_ratio(one, before.together(mine), after.together(theirs), doubt, margin)
 
 
-def _compute_cost(times: Times) -> Cost:
-    return Cost(float(np.median(times)), float(times.mean()), 1.0, len(times))
+def _compute_cost(times: Times) -> OperationCost:
+    return OperationCost(p50_ns=float(np.median(times)), mean_ns=float(times.mean()), share=1.0, iterations=len(times))
 
 
 def _add_ratio(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:

@@ -26,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
+from hil.controller.records.commands.stored import QueryResult
 from hil.controller.storage.screen.texts import plain
 from hil.core.files import open_file, read_file
 from hil.core.processes import signal_group
@@ -423,9 +424,10 @@ def table_text(table: QueryTable) -> str:
     return text
 
 
-def table_record(table: QueryTable) -> dict[str, Any]:
-    """Return a table for JSON, with blobs as hexadecimal strings."""
-    return {"columns": list(table.columns), "rows": [[_convert_blob(value) for value in row] for row in table.rows]}
+def record_table(table: QueryTable) -> QueryResult:
+    """Return a table as a record, with blobs as hexadecimal strings."""
+    rows = [[_convert_blob(value) for value in row] for row in table.rows]
+    return QueryResult(columns=list(table.columns), rows=rows)
 
 
 def _convert_blob(value: Value) -> int | float | str | None:

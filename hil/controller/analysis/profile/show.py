@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
-from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
+from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.rows import DISPATCHES
 from hil.controller.analysis.profile.totals import (
     RunTimes,
-    Total,
     run_times,
     shortener,
     totals,
     type_of,
     typical_iteration,
 )
+from hil.controller.records.commands.stored import OperationCost, ProfileSummary, ProfileTotal
 from hil.controller.storage.screen.pictures import new_figure, save_figure
 from hil.controller.storage.screen.texts import counted, line, plain, seconds
 from hil.core.timeline import OpRow, Profile
@@ -39,20 +39,24 @@ _NAME_LEAST = 16
 _COLOURS = {"slower": "red", "faster": "green"}
 
 
-def profile_record(profile: Profile, *, by: str, top: int) -> dict[str, Any]:
-    """Return the ``--json`` document: the profile's head, the ``top`` totals by ``by``, and the total count."""
+def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None = None) -> ProfileSummary:
+    """Return the profile's head, the ``top`` totals by ``by``, and the total count."""
     times, found = run_times(profile), totals(profile.rows, by)
-    return {
-        **{name: getattr(profile, name) for name in ("run", "model", "board", "runtime")},
-        **asdict(times),
-        "overhead": times.overhead,
-        "rows": len(profile.rows),
-        "clock_error_ns": profile.clock.error_ns,
-        "by": by,
-        "groups": len(found),
-        "totals": [asdict(total) for total in found[:top]],
-        "notes": list(profile.notes),
-    }
+    return ProfileSummary(
+        run=profile.run,
+        model=profile.model,
+        board=profile.board,
+        runtime=profile.runtime,
+        **vars(times),
+        overhead=times.overhead,
+        rows=len(profile.rows),
+        clock_error_ns=profile.clock.error_ns,
+        by=by,
+        groups=len(found),
+        totals=found[:top],
+        notes=list(profile.notes),
+        plot=str(plot) if plot else None,
+    )
 
 
 def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> None:
@@ -154,7 +158,7 @@ def named_table(
     return table
 
 
-def _build_top_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
+def _build_top_table(console: Console, found: Sequence[ProfileTotal], by: str, times: RunTimes) -> Table:
     from rich.bar import Bar
     from rich.text import Text
 
@@ -180,7 +184,7 @@ def _build_top_table(console: Console, found: Sequence[Total], by: str, times: R
     return named_table(console, TITLES[by], names, columns)
 
 
-def _build_roofline_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
+def _build_roofline_table(console: Console, found: Sequence[ProfileTotal], by: str, times: RunTimes) -> Table:
     from rich.text import Text
 
     short, mark = shortener(found), times.mark
@@ -239,7 +243,7 @@ def _build_changes_table(console: Console, shown: list[OpDiff], diff: ProfileDif
 
 
 def _build_cost_columns(shown: list[OpDiff], diff: ProfileDiff, rank: int) -> list[ProfileColumn]:
-    def cost(one: OpDiff, cost: Cost | None, mark: str) -> str:
+    def cost(one: OpDiff, cost: OperationCost | None, mark: str) -> str:
         return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark) if cost else "-"
 
     return [
@@ -384,7 +388,7 @@ def _label_bars(axes: Any, names: Sequence[str]) -> None:
     axes.invert_yaxis()
 
 
-def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> None:
+def _draw_bars(axes: Any, shown: Sequence[ProfileTotal], by: str, times: RunTimes) -> None:
     runs = max(times.iterations, 1)
     unit, size = _choose_unit(shown[0].total_ns / runs)
     colours = [_BOUNDS.get(one.bound_estimate, _UNKNOWN) for one in shown]
@@ -398,7 +402,7 @@ def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> N
     axes.set_title(f"time by {TITLES[by]} (estimated limit: blue memory, orange arithmetic)", fontsize=9)
 
 
-def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
+def _draw_roofline(axes: Any, points: Sequence[ProfileTotal], mark: str) -> None:
     most = max(one.share for one in points)
     axes.scatter(
         [one.intensity for one in points],

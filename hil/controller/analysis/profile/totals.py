@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from hil.controller.records.commands.stored import ProfileTotal
 from hil.controller.storage.screen.texts import plain
 from hil.core.timeline import OpRow, Profile
 
@@ -18,32 +19,6 @@ NOT_THE_MODEL = "(runtime)"
 MOST_OVERHEAD = 0.2
 
 _PREFIX_LEAST, _LEFT_LEAST = 10, 6
-
-
-@dataclass(frozen=True)
-class Total:
-    """The sums of a group of rows. Times are nanoseconds on the board's clock."""
-
-    name: str  # group key in :data:`GROUPS`: operation, nodes or types
-    kind: str  # ``compute`` or ``runtime``, as in :class:`OpRow`
-    # onnx_nodes, op_types, ops: from all rows, without duplicates, by first execution.
-    onnx_nodes: tuple[str, ...]
-    op_types: tuple[str, ...]
-    ops: tuple[str, ...]
-    calls: int  # row count over all iterations
-    # total_ns, mean_ns, p50_ns: for the rows' exclusive times (:func:`own_times`).
-    total_ns: int
-    run_ns: float  # the group's time per iteration, the median over the iterations
-    mean_ns: float
-    p50_ns: float
-    share: float  # ``run_ns`` divided by the sum over all groups, 0 to 1
-    # tile time divided by duration: the mean number of busy threads; None if the runtime does not report it.
-    parallelism: float | None
-    # flops_per_s, bytes_per_s: estimated work divided by measured time; None if any row has no estimate.
-    flops_per_s: float | None
-    bytes_per_s: float | None
-    intensity: float | None  # estimated operations per byte; None if unknown
-    bound_estimate: str  # ``compute`` or ``memory`` if all rows' estimates agree, otherwise ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +60,7 @@ GROUPS: dict[str, Callable[[OpRow], str]] = {
 }
 
 
-def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
+def totals(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
     """Sum rows by a key in :data:`GROUPS`, the longest time first. Reads the rows once without storing them."""
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
     for row, own_ns in own_times(rows):
@@ -121,7 +96,7 @@ def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
 
 
-def shortener(found: Sequence[Total]) -> Callable[[str], str]:
+def shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
     """Return a function that replaces the operation names' common prefix by "…".
 
     Compilers prefix every name with the model's name.
@@ -170,10 +145,10 @@ class _Group:
         """Return the group's median time in an iteration."""
         return float(statistics.median(self.runs.get(iteration, 0) for iteration in iterations))
 
-    def total(self, name: str, kind: str, iterations: Set[int], everything: float) -> Total:
+    def total(self, name: str, kind: str, iterations: Set[int], everything: float) -> ProfileTotal:
         time, typical = sum(self.times), float(statistics.median(self.times))
         run_ns, calls = self.run_ns(iterations), len(self.times)
-        return Total(
+        return ProfileTotal(
             name=name,
             kind=kind,
             onnx_nodes=tuple(self._nodes),

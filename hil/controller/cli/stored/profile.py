@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +104,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         shown.plot_profile(plot, found, by=by, top=top)
     answer(
         as_json,
-        {**shown.profile_record(found, by=by, top=top), "plot": plot},
+        shown.summarize_profile(found, by=by, top=top, plot=plot),
         *([f"drawn in {plot}"] if plot else ()),
         show=lambda: shown.print_profile(table_console(), found, by=by, top=top),
     )
@@ -132,11 +131,11 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
     With several statements, shows the rows of the last statement.
     """
     from hil.controller.analysis.profile.perfetto import query as ask
-    from hil.controller.analysis.profile.perfetto import table_record, table_text
+    from hil.controller.analysis.profile.perfetto import record_table, table_text
     from hil.controller.analysis.profile.store import trace_of
 
     table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
-    answer(as_json, table_record(table), *filter(None, [table_text(table).removesuffix("\n")]))
+    answer(as_json, record_table(table), *filter(None, [table_text(table).removesuffix("\n")]))
 
 
 @profile.command(epilog="Example: hil profile diff monday tuesday --trace both.pftrace.gz")
@@ -164,7 +163,7 @@ def diff(
         write_comparison(before, after, trace)
     answer(
         as_json,
-        {**found.as_json(), "plot": plot, "trace": trace},
+        found.record(plot, trace),
         *(f"written: {path}" for path in (plot, trace) if path),
         show=lambda: print_diff(table_console(), found, top=top),
     )
@@ -180,11 +179,12 @@ def diff(
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
     """Merge several profiles of this machine into one trace on its clock, with a process group per board."""
     from hil.controller.analysis.profile.trace import write_trace
+    from hil.controller.records.commands.stored import MergedProfile, MergedTrace
 
     found = [_read(run, case, out) for run in runs]
     cost = write_trace(found, trace)
-    described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
-    document = {"profiles": described, "trace": trace, **asdict(cost)}
+    described = [MergedProfile(run=one.run, model=one.model, board=one.board) for one in found]
+    document = MergedTrace(profiles=described, trace=str(trace), **vars(cost))
     answer(as_json, document, f"written: {trace}, {cost.events} events")
 
 
@@ -206,10 +206,11 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     """
     from hil.controller.analysis.graphs.dispatches import timed_operations
     from hil.controller.analysis.graphs.values import of_totals
+    from hil.controller.records.commands.stored import NodeDataFile
 
     values = of_totals(timed_operations(_read(run, case, out).rows))
     count = export_values(values, node_data, by, model)
-    document = {"node_data": node_data, "nodes": count}
+    document = NodeDataFile(node_data=str(node_data), nodes=count)
     answer(as_json, document, f"written: {node_data}, {count} nodes")
 
 
@@ -238,9 +239,10 @@ def import_profile(file: Path, output: Path, model: str, board: str, unit: str, 
     from hil.controller.analysis.profile.collect import check_folder
     from hil.controller.analysis.profile.runtimes.etdump_profile import profile_of
     from hil.controller.analysis.profile.store import write_profile
+    from hil.controller.records.commands.stored import ImportedProfile
 
     found = profile_of(file, model=model, board=board, unit=unit)
     check_folder(output, "run")
     write_profile(found, output)
-    document = {"profile": output, "model": found.model, "board": board, "rows": len(found.rows)}
+    document = ImportedProfile(profile=str(output), model=found.model, board=board, rows=len(found.rows))
     answer(as_json, document, f"{output}: {len(found.rows)} rows; hil profile show {output}")

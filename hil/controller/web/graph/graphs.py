@@ -26,7 +26,7 @@ from hil.controller.analysis.graphs.values import (
     suite_layers,
 )
 from hil.controller.analysis.profile.store import TABLE, read_profile
-from hil.controller.analysis.profile.totals import Total
+from hil.controller.records.commands.stored import ProfileTotal
 from hil.controller.storage.cache import Cache, default_root
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.controller.storage.run_context import RunContext
@@ -243,7 +243,7 @@ def _read_layers(
     return layers
 
 
-def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tuple[list[Total], Path | None]:
+def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tuple[list[ProfileTotal], Path | None]:
     found = named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
     if not (found and found[0].key):
         notes += ["profile deleted, or outside the served directories"] if record.profiles else []
@@ -262,7 +262,7 @@ def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tu
 
 
 @functools.lru_cache(maxsize=16)
-def _read_timed_operations(folder: Path, size: int, changed: int) -> list[Total]:
+def _read_timed_operations(folder: Path, size: int, changed: int) -> list[ProfileTotal]:
     return timed_operations(read_profile(folder).rows)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
 from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
-from hil.controller.analysis.profile.totals import GROUPS, Total, totals
+from hil.controller.analysis.profile.totals import GROUPS, totals
+from hil.controller.records.commands.stored import ProfileTotal
 from hil.controller.web.text.addresses import PageQuery, page_at
 from hil.errors import UsageError
 
@@ -19,7 +20,7 @@ PAGE_ROWS = 200
 # Profiles to cache, since reading a million operations takes seconds.
 _KEPT = 8
 
-_TOTAL_ORDERS: Mapping[str, Callable[[Total], Any]] = {
+_TOTAL_ORDERS: Mapping[str, Callable[[ProfileTotal], Any]] = {
     "name": lambda one: one.name,
     "time": lambda one: one.run_ns,
     "calls": lambda one: one.calls,
@@ -60,7 +61,7 @@ class TablePage:
     pages: int
 
 
-def totals_of(folder: Path, by: str) -> Sequence[Total]:
+def totals_of(folder: Path, by: str) -> Sequence[ProfileTotal]:
     """Return a profile's totals, longest first. Raises UsageError for an unknown group or a damaged profile."""
     if by not in GROUPS:
         raise UsageError(f"invalid grouping {by[:40]!r}", hint=f"valid groupings: {', '.join(GROUPS)}")
@@ -72,7 +73,7 @@ def diff_of(a: Path, b: Path) -> ProfileDiff:
     return _read_diff(a, _stamp_profile(a), b, _stamp_profile(b))
 
 
-def page_of_totals(found: Sequence[Total], asked: TableQuery, rows: int) -> TablePage:
+def page_of_totals(found: Sequence[ProfileTotal], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of totals. Raises UsageError for an unknown order."""
     return _make_page(_sort_rows(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
 
@@ -109,7 +110,7 @@ def _stamp_profile(folder: Path) -> tuple[int, ...]:
 
 
 @lru_cache(_KEPT)
-def _read_totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[Total]:
+def _read_totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[ProfileTotal]:
     return totals(read_profile(folder).rows, by)
 
 

@@ -198,9 +198,9 @@ def test_diff_verdict_uses_timed_runs():
     for one in (diff.total, *diff.ops):
         assert (one.ratio, one.low, one.high, one.change) == (None, None, None, "")
     assert [one.name for one in diff.ops] == ["conv", "fc"]
-    told = diff.as_json()
-    assert [one["change_ns"] for one in (told["total"], *told["ops"])] == [None] * 3
-    assert told["timed"]["change_ns"] == pytest.approx(-50 * US)
+    told = diff.record()
+    assert [one.change_ns for one in (told.total, *told.ops)] == [None] * 3
+    assert told.timed.change_ns == pytest.approx(-50 * US)
 
 
 @pytest.mark.parametrize("changed", [0, 1])
@@ -234,7 +234,7 @@ def test_diff_leaves_verdict_open_without_enough_timed_runs(a, b, verdict):
 
 def test_diff_serializes_to_json():
     diff = compare_profiles(run_on(run="a", iterations=12), run_on(run="b", iterations=12, slower=1.5, seed=1))
-    told = json.loads(json.dumps(diff.as_json(), allow_nan=False))
+    told = json.loads(json.dumps(diff.record().to_json(), allow_nan=False))
     assert (told["a"], told["b"], told["confidence"], told["margin"]) == ("a", "b", 0.95, 0.05)
     assert (told["total"]["change"], told["total"]["name"]) == ("slower", "total")
     assert told["total"]["change_ns"] == diff.total.change_ns

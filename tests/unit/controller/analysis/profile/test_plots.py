@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from support.shown_profile import example
 
-from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
+from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.show import plot_diff, plot_profile
 from hil.controller.analysis.profile.totals import GROUPS, RunTimes
+from hil.controller.records.commands.stored import OperationCost
 from hil.errors import StorageError, UsageError
 
 
@@ -34,7 +35,7 @@ def difference(*ops: OpDiff, incomparable: str = "") -> ProfileDiff:
 
 
 def changed(name: str, a: float, b: float, change: str = "slower") -> OpDiff:
-    costs = [Cost(p50_ns=value * 1e3, mean_ns=value * 1e3, share=0.5, iterations=9) for value in (a, b)]
+    costs = [OperationCost(p50_ns=value * 1e3, mean_ns=value * 1e3, share=0.5, iterations=9) for value in (a, b)]
     return OpDiff(name, "compute", ("op",), ("op",), *costs, ratio=b / a, low=1.0, high=9.0, change=change)
 
 

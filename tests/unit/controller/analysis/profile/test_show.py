@@ -7,13 +7,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from support.schemas import check_document
 from support.shown_profile import US, example
 
-from hil.controller.analysis.profile.show import print_profile, profile_record, si
+from hil.controller.analysis.profile.show import print_profile, si, summarize_profile
 from hil.controller.analysis.profile.store import find_profile, folder_of, title_of, trace_of, write_profile
 from hil.controller.analysis.profile.totals import run_times, totals, typical_iteration
 from hil.controller.cli.stored.profile import profile as command
@@ -162,7 +162,7 @@ def test_print_profile_drops_common_name_prefix():
     profile = replace(example(), rows=rows)
     text = shown(profile, width=120)
     assert "…matmul_0" in text and "…matmul_1" in text and "digits$" not in text and "\nbuffer.copy" in text
-    assert profile_record(profile, by="op", top=1)["totals"][0]["name"] == "digits$async_dispatch_matmul_0"
+    assert summarize_profile(profile, by="op", top=1).totals[0].name == "digits$async_dispatch_matmul_0"
 
 
 def test_print_profile_escapes_hostile_names():
@@ -178,12 +178,12 @@ def test_print_profile_without_rows_prints_reason():
     assert text.splitlines() == ["digits_cnn on sim, iree 3.13.0 on local-task", "  the runtime has no profiler"]
 
 
-def test_profile_record_limits_totals_to_top():
-    record = profile_record(example(), by="node", top=2)
-    assert [total["name"] for total in record["totals"]] == ["fc1, relu1", "fc2"]
-    assert (record["groups"], record["rows"], record["iterations"]) == (4, 12, 3)
-    assert record["overhead"] == pytest.approx(0.25)
-    assert json.loads(json.dumps(record, allow_nan=False))["totals"][0]["onnx_nodes"] == ["fc1", "relu1"]
+def test_summarize_profile_limits_totals_to_top():
+    record = summarize_profile(example(), by="node", top=2)
+    assert [total.name for total in record.totals] == ["fc1, relu1", "fc2"]
+    assert (record.groups, record.rows, record.iterations) == (4, 12, 3)
+    assert record.overhead == pytest.approx(0.25)
+    assert json.loads(json.dumps(record.to_json(), allow_nan=False))["totals"][0]["onnx_nodes"] == ["fc1", "relu1"]
 
 
 @pytest.mark.parametrize(
@@ -277,21 +277,14 @@ def test_directory_of_rejects_trace_without_rows(written, tmp_path):
 # ---- the commands
 
 
-def check_schema(document: dict, command_name: str) -> None:
-    schema = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
-    found = {"$ref": f"#/$defs/{command_name.replace(' ', '%20')}", "$defs": schema["$defs"]}
-    jsonschema.Draft202012Validator(found).validate(document)
-
-
 def test_show_command_reads_stored_run(store, tmp_path):
     run, picture = named(store, "one"), tmp_path / "p.svg"
     words = ["show", run, "--out", str(store.root), "--by", "type", "--top", "1"]
     text = CliRunner().invoke(command, [*words, "--plot", str(picture)]).output
     assert "Gemm+Relu" in text and f"drawn in {picture}" in text and picture.stat().st_size
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
-    record = json.loads(json.dumps(profile_record(example(), by="type", top=1)))
-    assert document == {"schema": 1, **record, "plot": None}
-    check_schema(document, "profile show")
+    assert document == {"schema": 1, **summarize_profile(example(), by="type", top=1).to_json()}
+    check_document(document, "profile show")
 
 
 def test_find_profile_rejects_directory_with_mixed_profiles(tmp_path):
@@ -312,7 +305,7 @@ def test_merge_command_writes_single_trace(written, tmp_path):
     assert said == f"written: {both}, {document['events']} events\n"
     assert [one["run"] for one in document["profiles"]] == [example().run, example("other").run]
     assert (document["trace"], document["bytes"]) == (str(both), size)
-    check_schema(document, "profile merge")
+    check_document(document, "profile merge")
     alone = CliRunner().invoke(command, ["merge", str(written / "digits"), "--trace", str(both), "--json"])
     assert json.loads(alone.output)["events"] < document["events"]
 
@@ -334,7 +327,7 @@ def test_diff_command_reports_slower_operations(tmp_path):
     (slower,) = [one for one in document["ops"] if one["change"] == "slower"]
     assert (document["schema"], slower["name"], slower["ratio"]) == (1, "fc2", pytest.approx(3.0))
     assert (document["trace"], document["plot"]) == (str(trace), str(picture))
-    check_schema(document, "profile diff")
+    check_document(document, "profile diff")
 
 
 def test_diff_command_compares_only_timed_runs_of_runtimes(tmp_path):
@@ -351,7 +344,7 @@ def test_diff_command_compares_only_timed_runs_of_runtimes(tmp_path):
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
     assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
     assert document["b_overhead"] == pytest.approx(3.0)
-    check_schema(document, "profile diff")
+    check_document(document, "profile diff")
 
 
 def test_commands_do_not_wrap_cells_in_pipe(tmp_path):
