@@ -14,10 +14,15 @@ from typing import Any
 import msgspec
 
 from hil.controller.records.base import Record
+from hil.controller.records.bench import BenchRecord
+from hil.controller.records.bisect import BisectRecord
 from hil.controller.records.commands import boards, bundles, models, stored
 from hil.controller.records.commands.errors import ErrorDocument
+from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.run import RunRecord
-from hil.controller.records.suite import CaseRecord
+from hil.controller.records.study import StudyRecord
+from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
+from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -30,17 +35,17 @@ class SchemaFile:
         printed: Command -> alternative documents, which the command prints with a field ``schema``.
         stored: Name -> other document.
         whole: Alternatives for the whole file.
-        untyped: Definitions without types, which keep their text.
     """
 
     title: str
     printed: Mapping[str, Sequence[type[Record]]]
     stored: Mapping[str, type[Record]]
     whole: Sequence[type[Record]] = field(default=())
-    untyped: Sequence[str] = field(default=())
 
 
 COMMANDS: Mapping[str, Sequence[type[Record]]] = {
+    "bench": [BenchRecord],
+    "bisect": [BisectRecord],
     "board check": [boards.CheckReport],
     "board clean": [boards.RemovedAgent],
     "board deploy": [boards.DeployedAgent],
@@ -77,34 +82,37 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "python -m hil.agent verify": [bundles.VerifyReport],
     "runs gc": [stored.DeletedRuns],
     "runs list": [stored.RunList],
+    "matrix": [MatrixDocument],
+    "study run": [StudyRecord],
     "suite diff": [models.SuiteDiff],
     "suite list": [models.CaseList],
+    "suite run": [SuiteDocument],
+    "trace compare": [TraceComparisonDocument],
     "trace run": [RunRecord],
-    "trace show": [models.TraceDescription],
+    "trace show": [TraceDocument],
+}
+STORED: Mapping[str, type[Record]] = {
+    "run": RunRecord,
+    "suite": SuiteRecord,
+    "suite case": CaseRecord,
+    "matrix": MatrixRecord,
+    "matrix run": MatrixRun,
+    "bench": BenchRecord,
+    "bisect": BisectRecord,
+    "study": StudyRecord,
+    "trace comparison": StoredTraceComparison,
 }
 FILES = {
     "run": SchemaFile(
-        "hil run --json, hil runs show --json, run.json and lines of results.jsonl",
+        "hil run --json, hil runs show --json, and stored documents",
         {"error": [ErrorDocument]},
-        {"run": RunRecord, "suite case": CaseRecord},
+        STORED,
         whole=(RunRecord, ErrorDocument),
     ),
     "commands": SchemaFile(
         "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
         COMMANDS,
         {"suite case": CaseRecord},
-        untyped=(
-            "bench",
-            "bench side",
-            "interval",
-            "bisect",
-            "bisect finding",
-            "matrix",
-            "study run",
-            "study row",
-            "suite run",
-            "trace compare",
-        ),
     ),
 }
 
@@ -126,7 +134,6 @@ def write_schema(name: str) -> str:
         "$defs": {
             **{title: _refer(kind) for title, kind in file.stored.items()},
             **{title: _choose(kinds) for title, kinds in file.printed.items()},
-            **_read_untyped(name, file.untyped),
             **{title: _close(one) for title, one in definitions.items()},
         },
     }
@@ -155,12 +162,6 @@ def _add_version(definition: dict[str, Any]) -> None:
 def _close(definition: dict[str, Any]) -> dict[str, Any]:
     """Reject unknown fields. Readers ignore them, but hil does not write any."""
     return {**definition, "additionalProperties": False} if "properties" in definition else definition
-
-
-def _read_untyped(name: str, titles: Sequence[str]) -> dict[str, Any]:
-    """Read the definitions without types from the present file."""
-    present = json.loads((DOCS / f"{name}.schema.json").read_text())["$defs"] if titles else {}
-    return {title: present[title] for title in titles}
 
 
 def main() -> None:

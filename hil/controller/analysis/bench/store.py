@@ -97,7 +97,7 @@ def keep_program(run: Run, case: Case) -> BenchProgram:
         compiler=artifact.compiler,
         flags=list(artifact.flags),
         folder=str(folder.relative_to(run.folder)),
-        outputs=record_specs(artifact.outputs),
+        outputs=None if artifact.outputs is None else record_specs(artifact.outputs),
     )
 
 

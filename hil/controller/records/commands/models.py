@@ -176,38 +176,3 @@ class SuiteDiff(Record, kw_only=True):
     device_cases: Count
     device_few: Annotated[Count, note("cases without enough timed iterations for a comparison")]
     exit_code: Annotated[int, note("1 if a case broke or a new case fails, otherwise 0")]
-
-
-class CallProgramDescription(Record, kw_only=True):
-    """Function that a call runs."""
-
-    model: str
-    function: str
-    runtime: str
-    captured: list[str]
-
-
-class CallDescription(Record, kw_only=True):
-    """Call of a trace. Tensors have a type, such as `4x3 float32`, by path."""
-
-    method: str
-    rtol: float | None
-    atol: float | None
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    assigned: dict[str, str]
-    program: CallProgramDescription | None
-
-
-class TraceDescription(Record, kw_only=True):
-    """Output of `hil trace show`."""
-
-    folder: str
-    module: str
-    backend: str
-    name: str
-    ran_by: str
-    reference: Annotated[str, note("trace that it was compared with, or empty")]
-    error: str
-    calls: list[CallDescription]
-    exit_code: Literal[0]
