@@ -36,6 +36,15 @@ _PUSH_PAUSE_S = 0.1
 _PINGS_LAST_NS = 1_000_000_000
 
 
+def make_client(link: Link, board: str) -> BoardClient:
+    """Return a new client for a board over a link. ``board`` is the name for errors."""
+    if link.connect is not None:
+        return link.connect(board)
+    from hil.controller.devices.agent_client.client import AgentClient
+
+    return AgentClient(link.target, board, over=link.over)
+
+
 class Board:
     """Connected board. The board takes over the link. From :meth:`take` on, the device is reserved for this process.
 
@@ -67,7 +76,7 @@ class Board:
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
-        self.client = self._link.client(self.name)
+        self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
             try:
@@ -142,7 +151,7 @@ class Board:
         self.client.close()
         if self._link.renew:
             self._link.renew()
-        self.client = self._link.client(self.name)
+        self.client = make_client(self._link, self.name)
         self.client.payload_bytes_sent = sent
         # Start from fresh board state: earlier changes did not affect any run.
         self.info = self._describe()

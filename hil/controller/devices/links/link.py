@@ -41,14 +41,6 @@ class Link:
     # the target.
     connect: Callable[[str], BoardClient] | None = None
 
-    def client(self, board: str) -> BoardClient:
-        """Return a new client for the board over this link. ``board`` is its name for errors."""
-        if self.connect is not None:
-            return self.connect(board)
-        from hil.controller.devices.agent_client.client import AgentClient
-
-        return AgentClient(self.target, board, over=self.over)
-
 
 @dataclass(frozen=True)
 class Capabilities:

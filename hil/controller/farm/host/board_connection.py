@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hil.controller.devices.board import make_client
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.choosing.board_resolver import capabilities_of, open_link
@@ -165,7 +166,7 @@ class BoardConnection:
         if client is not None and not client.has_session:
             client.close()
             client = None
-        return client or self._link.client(board)
+        return client or make_client(self._link, board)
 
     def hang_up(self) -> None:
         """Close the link. The link is reopened on demand."""
@@ -192,7 +193,7 @@ class BoardConnection:
             self._acquire_place()
             self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))
         if self._client is None:
-            self._client = self._link.client(self.post.name)
+            self._client = make_client(self._link, self.post.name)
         return self._client
 
 
