@@ -63,7 +63,8 @@ def make_record(values: Any, kind: type[R]) -> R:
     """
     try:
         return msgspec.convert(jsonable(values), kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        # msgspec cannot compare lone surrogates with the names of fields.
         raise UsageError(f"invalid record: {error}") from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.fake_farm_client import FakeFarm, job
+from support.suite_runs import suite_head
 from support.waiting import eventually
 
 from hil.controller.farm.messages import Kind
@@ -126,7 +127,8 @@ def test_mirror_replaces_job_of_other_farm(tmp_path: Path) -> None:
 def end_suite(farm: FakeFarm, name: str, **record: Any) -> None:
     """End a suite's job with one case."""
     case = {"id": "a", "model": "m", "suite": "s", "flow": "f", "runtime": "iree", "outcome": "PASS", "ended": "PASS"}
-    farm.end(name, {"suite.json": b"{}"}, Kind.SUITE, **{"cases": [case], **record})
+    document = {**suite_head().to_json(), "folder": "", "cases": [case], **record}
+    farm.end(name, {"suite.json": b"{}"}, Kind.SUITE, **document)
     typed = {"source": "s", "flow": "f", "filters": [], "suite": "s", "flow_name": "f", "runtime": "", "expected": None}
     options = {**SuiteRequest("s", "f").to_json(), "typed": typed, "cases": [["a", "m", "", ""]]}
     farm.results[name]["spec"]["options"] = options
