@@ -48,7 +48,7 @@ class FakeBoard:
             "runtimes": [{"name": "onnxruntime", "version": "1", "devices": ["cpu"]}],
         }
     )
-    client: Any = None
+    client: Any = field(default_factory=lambda: SimpleNamespace(find_command=lambda: ""))
     closed: bool = False
 
     def note(self, stage: str, program: str) -> None:

@@ -60,7 +60,7 @@ def test_placement_counts_all_nodes_and_lists_first():
     assert (part.nodes, len(part.names)) == (1000, MOST_NAMES)
     assert Part.of_json(part.to_json()) == part
     assert ASKED.check((NPU, part), no_fallback=False).endswith("n6, n7 and 992 more")
-    assert placement_text([one.to_json() for one in (NPU, part, Part("gpu", 1), Part("x"))]) == (
+    assert placement_text((one.device, one.nodes) for one in (NPU, part, Part("gpu", 1), Part("x"))) == (
         "npu (3 nodes), cpu (1000 nodes), gpu (1 node), x"
     )
 

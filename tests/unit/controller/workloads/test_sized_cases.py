@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from support.models import save_model
 
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.run import SmallestFailing
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -98,7 +99,7 @@ def searched(models: tuple[Path, ...], context: RunContext, limit: int, wrong: O
 @pytest.mark.parametrize("wrong", [Outcome.FAIL, Outcome.BLIND, Outcome.COMPILE_ERROR, Outcome.RUN_CRASH])
 def test_search_finds_smallest_failing_size(models, context, wrong):
     added, (found,) = searched(models, context, 37, wrong)
-    assert found == {"model": "seq", "dims": {"S": 37}, "case": "seq_S-37", "outcome": wrong.value}
+    assert found == SmallestFailing(model="seq", dims={"S": 37}, case="seq_S-37", outcome=wrong)
     assert "seq_S-36" in added and len(added) < 8
     assert failure_text(found) == f"seq: the smallest failing size is S=37 ({wrong.value})"
 
