@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Literal, overload
 
 from hil.controller.analysis.profile.rows import read_csv, write_csv, write_parquet
 from hil.controller.analysis.profile.trace import write_trace
+from hil.controller.records.base import make_record
+from hil.controller.records.profile import ProfileHead, StoredSample
 from hil.controller.storage.paths import exists, is_file, is_folder
 from hil.controller.storage.runs import RunStore, storing, write_json
 from hil.core.bounded_json import read_json
 from hil.core.cancellation import check_cancelled
-from hil.core.clock import ClockFit
 from hil.core.files import open_file
-from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
+from hil.core.timeline import OpRow, Profile, Sample
 from hil.errors import UsageError, did_you_mean
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 HEAD = "profile.json"
 TABLE = "ops.csv"
 PARQUET = "ops.parquet"
 TRACE = "trace.pftrace.gz"
-
-Made = TypeVar("Made")
-
-_PLAIN_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
 
 _HINT = "pass a profile directory, a trace file or a stored run; create a profile with hil run --profile DIR"
 
@@ -82,8 +78,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
         for name in (HEAD, TRACE, PARQUET):
             (folder / name).unlink(missing_ok=True)
         count = write_csv(profile.rows, folder / TABLE)
-        head = dataclasses.asdict(dataclasses.replace(profile, rows=()))
-        write_json(folder / HEAD, {**head, "schema": SCHEMA, "rows": count}, option="--profile")
+        write_json(folder / HEAD, _record_head(profile, count).to_json(), option="--profile")
         write_trace([profile], folder / TRACE)
         if importlib.util.find_spec("pyarrow") is not None:
             write_parquet(profile.rows, folder / PARQUET)
@@ -95,51 +90,57 @@ def read_profile(folder: Path) -> Profile:
     Raises:
         UsageError: the directory does not exist, contains no complete profile, or was written by a newer hil.
     """
+    head = _read_head(folder)
+    return Profile(
+        run=head.run,
+        model=head.model,
+        board=head.board,
+        runtime=head.runtime,
+        rows=StoredRows(folder / TABLE, head.rows),
+        stages=head.stages,
+        transfers=head.transfers,
+        calls=head.calls,
+        counters=[Sample(one.at_ns, one.name, float(one.value), one.unit) for one in head.counters],
+        clock=head.clock,
+        notes=tuple(head.notes),
+    )
+
+
+def _record_head(profile: Profile, rows: int) -> ProfileHead:
+    return ProfileHead(
+        schema=SCHEMA,
+        run=profile.run,
+        model=profile.model,
+        board=profile.board,
+        runtime=profile.runtime,
+        rows=rows,
+        stages=list(profile.stages),
+        transfers=list(profile.transfers),
+        calls=list(profile.calls),
+        counters=[StoredSample(**vars(sample)) for sample in profile.counters],
+        clock=profile.clock,
+        notes=list(profile.notes),
+    )
+
+
+def _read_head(folder: Path) -> ProfileHead:
     path = folder / HEAD
     try:
         document = read_json(path)
-        if document["schema"] > SCHEMA:
-            raise UsageError(
-                f"{folder} was written by a newer hil (schema {document['schema']})", hint="read it with the newer hil"
-            )
-        return _make_checked(
-            Profile,
-            **{name: document[name] for name in ("run", "model", "board", "runtime")},
-            rows=StoredRows(folder / TABLE, int(document["rows"])),
-            **{name: [_make_checked(Span, **span) for span in document[name]] for name in ("stages", "transfers")},
-            calls=[_parse_call(call) for call in document["calls"]],
-            # Values that JSON does not support, such as NaN, are stored as strings.
-            counters=[
-                _make_checked(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]
-            ],
-            clock=_make_checked(ClockFit, **document["clock"]),
-            notes=tuple(document["notes"]),
-        )
     except FileNotFoundError as error:
         what = f"no profile in {folder}" if folder.is_dir() else f"directory {folder} not found"
         raise UsageError(what, hint="create a profile with hil run MODEL --profile DIR") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} is damaged or not a profile: {reason}", hint="profile again") from error
-
-
-def _make_checked(of: type[Made], /, **values: Any) -> Made:
-    """Make a dataclass instance, and check the plain fields' types."""
-    made = of(**values)
-    # The type system cannot express the bound "a dataclass".
-    for field in dataclasses.fields(made):  # type: ignore[arg-type]
-        if not isinstance(getattr(made, field.name), _PLAIN_TYPES.get(str(field.type), object)):
-            raise TypeError(f"{field.name} is not of type {field.type}")
-    return made
-
-
-def _parse_call(call: Mapping[str, Any]) -> InvokeTiming:
-    sides = {side: _make_checked(Span, **call[side]) for side in ("host", "board")}
-    return _make_checked(
-        InvokeTiming, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]}
-    )
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged or not a profile: {error}", hint="profile again") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UsageError(f"{folder} was written by a newer hil (schema {schema})", hint="read it with the newer hil")
+    try:
+        return make_record(document, ProfileHead)
+    except UsageError as error:
+        raise UsageError(f"{path} is damaged or not a profile: {error.message}", hint="profile again") from error
 
 
 def find_profile(text: str, case: str = "", *, store: RunStore | None = None) -> Path:

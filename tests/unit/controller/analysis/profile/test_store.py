@@ -97,7 +97,7 @@ def test_read_rejects_wrong_types(folder, part, values):
     head = json.loads((folder / HEAD).read_text())
     head[part] = {**head[part], **values} if part == "clock" else values
     (folder / HEAD).write_text(json.dumps(head))
-    with pytest.raises(UsageError, match=r"or not a profile: TypeError: .* is not of type (int|float|str)"):
+    with pytest.raises(UsageError, match=r"or not a profile: invalid record: Expected `(int|float|str)"):
         read_profile(folder)
 
 

@@ -1,0 +1,35 @@
+"""Record of a profile: profile.json of `hil run --profile`. The rows are in a table next to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from hil.controller.records.base import Count, Record, note
+from hil.core.clock import ClockFit
+from hil.core.timeline import InvokeTiming, Span
+
+
+class StoredSample(Record, kw_only=True):
+    """Counter value at a time on the board's clock."""
+
+    at_ns: int
+    name: str
+    value: float | Literal["inf", "-inf", "nan"]
+    unit: str
+
+
+class ProfileHead(Record, kw_only=True):
+    """A profile without rows. Times are in nanoseconds."""
+
+    schema: Literal[1]
+    run: str
+    model: str
+    board: str
+    runtime: Annotated[str, note("name, version and device")]
+    rows: Annotated[Count, note("number of rows in ops.csv")]
+    stages: Annotated[list[Span], note("stages on the host's clock")]
+    transfers: Annotated[list[Span], note("data transfers on the host's clock")]
+    calls: list[InvokeTiming]
+    counters: list[StoredSample]
+    clock: Annotated[ClockFit, note("board's clock relative to the host's")]
+    notes: Annotated[list[str], note("errors and missing data")]
