@@ -13,7 +13,7 @@ from support.plugin_runs import Project, save_small
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.models.importers import import_model
-from hil.controller.records.run import DeviceTimes
+from hil.controller.records.run import DeviceStatistics
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Artifact, Outcome
 from hil.testing import ModelFile, compare_backends, uniform
@@ -161,7 +161,7 @@ def test_run_reports_unused_provider_as_fallback(hil, small, tmp_path):
     ended = hil("run", small, *ORT, "--board", "b.toml", "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "FALLBACK"), ended.out
     assert ended.case["reason"] == "all 2 nodes ran on CPUExecutionProvider, not on AzureExecutionProvider"
-    assert ended.case["device"] == DeviceTimes(iterations=0).to_json()
+    assert ended.case["device"] == DeviceStatistics(iterations=0).to_json()
     (part,) = ended.case["provenance"]["placement"]
     assert (part["nodes"], part["names"]) == (2, ["relu (Relu)", "add (Add)"])
 

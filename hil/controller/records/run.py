@@ -84,7 +84,7 @@ class StageTimes(Record, kw_only=True):
     compare_s: Seconds
 
 
-class DeviceTimes(Record, kw_only=True):
+class DeviceStatistics(Record, kw_only=True):
     """Device time of the iterations. The statistics are null without iterations."""
 
     iterations: Count
@@ -195,7 +195,7 @@ class RunCase(Record, kw_only=True):
     timings: StageTimes
     cached: Annotated[list[CachedStage], note("stages whose result was cached")] = []
     pushed_bytes: Count = 0
-    device: DeviceTimes | None
+    device: DeviceStatistics | None
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     compilations: StoredCompilations | None = None
     peak_memory_bytes: Count | None = None

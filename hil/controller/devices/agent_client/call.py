@@ -1,6 +1,6 @@
 """Call to an agent, implemented once for every transport.
 
-A transport only opens streams and moves frames: see :class:`Stream`.
+A transport only opens streams and moves frames: see :class:`CallStream`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallFailed(Exception):
         self.code, self.text, self.error = code, text, error
 
 
-class Stream(Protocol):
+class CallStream(Protocol):
     """Frames of one open call. A broken transport raises ConnectionBroken, a failed call :class:`CallFailed`."""
 
     def send(self, kind: int, content: Any) -> None:
@@ -66,7 +66,7 @@ class Call:
     All methods but :meth:`cancel` raise :class:`CallFailed`, and ProtocolBroken for an invalid response.
     """
 
-    def __init__(self, method: RpcMethod, stream: Stream) -> None:
+    def __init__(self, method: RpcMethod, stream: CallStream) -> None:
         self.stream = stream
         self.cancel = stream.cancel
         self._method = method

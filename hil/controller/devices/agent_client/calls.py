@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.agent_client.call import Call, CallFailed, Stream
+from hil.controller.devices.agent_client.call import Call, CallFailed, CallStream
 from hil.controller.devices.agent_client.data_stream import DataConnections, NoDataConnection
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.errors import UsageError
@@ -52,7 +52,7 @@ class AgentCalls:
         Raises:
             CallFailed: The agent refuses the call or hangs.
         """
-        stream: Stream | None = self._over_data(method, session, within_s)
+        stream: CallStream | None = self._over_data(method, session, within_s)
         call = Call(METHODS[method], stream or self._over_grpc().open(method, session, waits=waits))
         with self._lock:
             self._open[call] = session
@@ -83,7 +83,7 @@ class AgentCalls:
         if self._grpc is not None:
             self._grpc.close()
 
-    def _over_data(self, method: str, session: str, within_s: float) -> Stream | None:
+    def _over_data(self, method: str, session: str, within_s: float) -> CallStream | None:
         self.fallback = ""
         if self._data is None:
             return None

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.records.outputs import StoredVerdict
-from hil.controller.records.run import DeviceTimes, RunCase
+from hil.controller.records.run import DeviceStatistics, RunCase
 from hil.controller.records.suite import OtherReference
 
 
@@ -19,7 +19,7 @@ def case_fields(case: RunCase) -> dict[str, Any]:
     The caller adds the fields on the case's location, the suite and the command that repeats it.
     """
     artifact, provenance, repetition = case.artifact, case.provenance, case.repetition
-    device = case.device or DeviceTimes(iterations=0)
+    device = case.device or DeviceStatistics(iterations=0)
     # Programs that are models or bundled in cases are not compiled.
     compiled = artifact and artifact.compiler != "none" and case.timings.compile_s is not None
     return {

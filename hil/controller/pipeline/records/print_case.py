@@ -12,7 +12,7 @@ from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.records.evidence import criterion_text, format_number
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.records.outputs import StoredComparison, StoredControl, StoredVerdict, format_placement
-from hil.controller.records.run import CaseError, DeviceTimes, RunCase
+from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
 from hil.controller.storage.screen.texts import aligned, say, seconds, together
 from hil.core.results import Outcome
 from hil.core.tensors import type_text
@@ -181,7 +181,7 @@ def _describe_tolerance(outputs: Sequence[StoredComparison]) -> str:
     return f"{by_criteria}, rtol {first.rtol:g}, atol {first.atol:g}{noise}"
 
 
-def _format_device_time(device: DeviceTimes) -> str:
+def _format_device_time(device: DeviceStatistics) -> str:
     count, cold = device.iterations, device.cold_ns
     numbers = {"p50": device.p50_ns, "p90": device.p90_ns, "min": device.min_ns, "stdev": device.stdev_ns}
     shown = {name: seconds(value / 1e9) for name, value in numbers.items() if value is not None}

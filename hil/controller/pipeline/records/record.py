@@ -21,7 +21,7 @@ from hil.controller.records.outputs import FailedReference, StoredComparison, St
 from hil.controller.records.run import (
     CachedStage,
     CaseError,
-    DeviceTimes,
+    DeviceStatistics,
     RunBoard,
     RunCase,
     RunRecord,
@@ -43,7 +43,7 @@ from hil.errors import EXIT_INTERRUPTED, StorageError
 _SAMPLES_KEPT = 10_000
 
 
-def device_times(result: RunResult) -> DeviceTimes:
+def device_times(result: RunResult) -> DeviceStatistics:
     """Return statistics of the device time in nanoseconds, with at most 10,000 samples.
 
     A cold iteration, the program's first after loading, is reported separately (``cold_ns``, else None). It is excluded
@@ -51,10 +51,10 @@ def device_times(result: RunResult) -> DeviceTimes:
     """
     samples = result.device_ns
     if not samples:
-        return DeviceTimes(iterations=0)
+        return DeviceStatistics(iterations=0)
     ordered = sorted(samples[1:] if result.cold and len(samples) > 1 else samples)
     count = len(ordered)
-    return DeviceTimes(
+    return DeviceStatistics(
         iterations=len(samples),
         cold_ns=samples[0] if result.cold else None,
         p50_ns=ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2,
