@@ -57,6 +57,10 @@ def test_run_command_imports_only_needed_modules(environment, tmp_path, monkeypa
     assert not tables, "rich reads tables of thousands of characters for none of what is shown"
 
 
+def test_help_imports_neither_tensors_nor_records(tmp_path):
+    assert imported("--help", cwd=tmp_path).isdisjoint({"numpy", "msgspec", "hil.core.results"})
+
+
 def names() -> Iterator[str]:
     yield from (conversion.convert for conversion in CONVERSIONS.values())
     yield from (conversion.debug for conversion in CONVERSIONS.values() if conversion.debug)

@@ -8,9 +8,10 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hil.controller.records.outputs import Origin
+if TYPE_CHECKING:
+    from hil.controller.records.outputs import Origin
 
 # Labels for all stored records, separated by commas.
 LABELS = "HIL_LABELS"
@@ -37,6 +38,9 @@ def origin_of(labels: Iterable[str] = ()) -> Origin:
         return known
     more = os.environ.get(LABELS, "").split(",")
     branch, commit = _tree()
+    # Imported here because every command imports this module.
+    from hil.controller.records.outputs import Origin
+
     return Origin(labels=_clean_labels([*labels, *more]), branch=branch, commit=commit)
 
 
