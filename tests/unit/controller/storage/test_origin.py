@@ -82,7 +82,7 @@ def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.
 
 
 def test_all_records_include_origin(tree: Path) -> None:
-    wanted = origin_of(["a"]).to_json()
+    wanted = origin_of(["a"])
     targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head.origin == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
