@@ -10,6 +10,7 @@ from pathlib import Path
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Fuzzer, Tried
 from fuzzing.texts import toml
+from hil.core.results import Relation
 from hil.errors import LoadFailed, UsageError
 
 # ---- golden folders
@@ -72,16 +73,19 @@ def _study_seeds() -> list[bytes]:
         "outcome": "FAIL",
         "stages": [{"name": "train", "outcome": "pass", "seconds": 1.5, "message": ""}, {"name": "run"}],
         **{"failed_stage": "", "message": "", "bytes": 100, "program": "a/p.vmfb"},
-        "worst": {"name": "w", "index": [1, 2], "a": 1.0, "b": 2.0, "step": 1, "max_abs": 1.0},
+        "worst": {"max_abs": 1.0, "max_ulp": 3, "of": "w", "step": 1},
     }
     ended = {**row, "experiment": "b", "outcome": "PASS", "worst": None, "placement": None}
-    return [_STUDY, json.dumps([row, ended]).encode()]
+    settings = {"steps": 3, "seed": 0, "rtol": 1e-5, "atol": None, "no_fallback": False, "allow_blind": []}
+    known = {"schema": 1, "folder": "/x", "asked": settings, "board": {"name": "sim", "hw_type": "sim"}}
+    return [_STUDY, json.dumps({**known, "finished": False, "rows": [row, ended], "exit_code": 1}).encode()]
 
 
 @contextlib.contextmanager
 def _study(folder: Path) -> Iterator[Attempt]:
-    """A study's list of experiments, and the rows that an interrupted one left."""
-    from hil.controller.workloads.study.record import LIST, MODEL, Row, exit_code, read_study, summary, taken_over
+    """A study's list of experiments, and the record that an interrupted one left."""
+    from hil.controller.records.study import StudyRow, make_study
+    from hil.controller.workloads.study.record import LIST, MODEL, exit_code, read_study, summary, taken_over
     from hil.controller.workloads.study.show import failures, markdown, terminal_table
     from hil.core.bounded_json import parse_json
 
@@ -89,7 +93,10 @@ def _study(folder: Path) -> Iterator[Attempt]:
         (folder / name).mkdir()
         (folder / name / MODEL).write_bytes(b"")
     (folder / LIST).write_bytes(_STUDY)
-    asked = [Row(one, "iree", []) for one in read_study(folder)]
+    known = {"toolchain": "iree", "relation": Relation.INDEPENDENT, "stages": []}
+    asked = [
+        StudyRow(experiment=one.name, title=one.title, reported=one.reported, **known) for one in read_study(folder)
+    ]
 
     def attempt(data: bytes) -> Tried:
         kinds = []
@@ -100,8 +107,10 @@ def _study(folder: Path) -> Iterator[Attempt]:
             str(error).encode()
             kinds.append(f"list {error.message.rpartition(':')[2][:20]}")
         try:
-            rows = taken_over(parse_json(data), asked)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:  # which its reader makes a UsageError
+            rows = taken_over(make_study(parse_json(data)).rows, asked)
+        except UsageError as error:
+            kinds.append(f"rows {error.message.rpartition('`')[2][:20]}")
+        except ValueError as error:  # hil reports it as a UsageError
             kinds.append(f"rows {type(error).__name__}")
         else:
             kinds.append(f"{summary(rows)} {exit_code(rows, False)} {len(failures(rows))}"[:60])
@@ -116,9 +125,9 @@ FUZZERS = [
     Fuzzer("golden", "golden folders", _golden, _golden_seeds, mutate.json_bytes, (UsageError, LoadFailed)),
     Fuzzer(
         "study",
-        "a study's list, and its rows as an interrupted one left them",
+        "a study's list, and its record as an interrupted one left it",
         _study,
         _study_seeds,
-        lambda data, rng: (toml if data[:1] != b"[" or b"]\n" in data[:20] else mutate.json_bytes)(data, rng),
+        lambda data, rng: (mutate.json_bytes if data[:1] == b"{" else toml)(data, rng),
     ),
 ]

@@ -116,7 +116,7 @@ class StoredPart(Record, kw_only=True):
 
     device: Annotated[str, note("device, provider or delegate, as the runtime names it")]
     nodes: Annotated[Count, note("0 for the whole program; with ExecuTorch, the number of calls")] = 0
-    names: Annotated[list[str], note("names of the nodes", max_length=200)] = []
+    names: Annotated[list[str], note("names of the nodes")] = []
     elsewhere: Annotated[bool, note("true if this is not the requested device")] = False
 
 
