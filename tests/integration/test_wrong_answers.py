@@ -19,10 +19,10 @@ from support.plugin_runs import Project
 
 import hil as library
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.workloads.study.record import Experiment, Row
+from hil.controller.records.study import StudyRow
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.controller.workloads.traces.comparing import compare_traces, judged
-from hil.core.results import Artifact, Outcome
+from hil.core.results import Artifact, Outcome, Relation
 from hil.core.tensors import Array, TensorSpec
 from hil.testing import ModuleCall, Trace
 
@@ -127,7 +127,8 @@ def test_compare_traces_rejects_wrong_outputs():
 def test_study_rejects_wrong_outputs():
     found = {}
     for name, (x, y) in CASES.items():
-        row = Row(Experiment("e", "", "", Path()), "iree", [])
+        known = {"experiment": "e", "title": "", "reported": "", "toolchain": "iree"}
+        row = StudyRow(**known, relation=Relation.INDEPENDENT, stages=[])
         try:
             match_steps(row, [{"loss": y}], lambda step, x=x: ({"loss": 2 * x}, {}), rtol=1e-4, atol=None)
             found[name] = "PASS"
