@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hil.controller.records.base import make_record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.run import RunCase, RunRecord, make_run, make_run_case
+from hil.core.text import jsonable
 
 _RECORDS = json.loads((Path(__file__).parent / "web_records.json").read_text())
 _RUN = _RECORDS["run"]
@@ -16,8 +19,7 @@ _RUN = _RECORDS["run"]
 
 def run_case(**values: Any) -> RunCase:
     """Return the record of a passing case with changed fields, given as JSON values or records."""
-    plain = {name: value.to_json() if hasattr(value, "to_json") else value for name, value in values.items()}
-    return make_run_case({**_RUN["cases"][0], **plain})
+    return make_run_case({**_RUN["cases"][0], **msgspec.to_builtins(values, enc_hook=jsonable)})
 
 
 def run_record(*cases: RunCase, **values: Any) -> RunRecord:

@@ -48,6 +48,14 @@ Count = Annotated[int, Meta(ge=0)]
 Timestamp = Annotated[float, note("seconds since the epoch", ge=0, lt=253_402_300_800)]
 
 
+def parse_number(value: float | str | None) -> float | None:
+    """Convert a :data:`Number` of a record to a number. A string that is no number is converted to None."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
 def check_schema(values: Any, folder: Path) -> None:
     """Raise UsageError if a newer version of hil wrote a parsed document."""
     schema = values.get("schema") if isinstance(values, dict) else None

@@ -13,6 +13,7 @@ from hil.controller.pipeline.records.evidence import criterion_text
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.print_case import COLOURS
 from hil.controller.pipeline.records.record import record_specs
+from hil.controller.records.base import parse_number
 from hil.controller.records.commands.bundles import (
     BundleDescription,
     CaseDescription,
@@ -168,7 +169,15 @@ def print_run(record: RunRecord) -> None:
 
 
 def _statistics(case: RunCase) -> list[str]:
-    found = worst_of(output.to_json() for verdict in case.verdicts for output in verdict.outputs)
+    found = worst_of(
+        {
+            "mismatches": output.mismatches,
+            "elements": output.elements,
+            **{one.key: parse_number(getattr(output, one.key)) for one in STATISTICS},
+        }
+        for verdict in case.verdicts
+        for output in verdict.outputs
+    )
     compared = found["mismatches"] is not None
     device, shown = case.device, "-"
     if device and device.p50_ns is not None:

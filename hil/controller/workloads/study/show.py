@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
+from hil.controller.records.base import parse_number
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.study import StudyRow, StudyStage
 from hil.controller.records.suite import CaseRecord
@@ -15,7 +16,6 @@ from hil.controller.storage.screen.texts import table
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
-from hil.controller.workloads.suites.reports.changes import parse_number
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
 from hil.core.results import Outcome

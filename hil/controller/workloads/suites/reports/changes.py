@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.compare.stats import worst_of
+from hil.controller.records.base import parse_number
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 
@@ -153,11 +154,3 @@ def size_of(ratio: float | None, before: float, after: float) -> float:
 def _exceeds_ratio(a: Any, b: Any, ratio: float) -> Any:
     """Return whether the larger value exceeds ``ratio`` times the smaller one."""
     return (a > ratio * b) | (b > ratio * a)
-
-
-def parse_number(value: Any) -> float | None:
-    """Convert a statistic of a record to a number; inf and nan are strings there. Return None if it is missing."""
-    try:
-        return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None

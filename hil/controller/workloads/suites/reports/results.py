@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.records.evidence import unanswered_text
+from hil.controller.records.base import parse_number
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.storage.screen.texts import counted, seconds
-from hil.controller.workloads.suites.reports.changes import parse_number
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError

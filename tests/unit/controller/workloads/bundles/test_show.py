@@ -30,3 +30,10 @@ def test_print_run_shows_criteria_and_hints(capsys):
     failed = printed(capsys, "FAIL", verdict("max_abs<=1e-4"))
     assert "seed1, y: max_abs<=0.0001: 0.0010" in failed and "not met" in failed
     assert "hint try other inputs" in printed(capsys, "BLIND", verdict("max_abs<=100"))
+
+
+def test_print_run_shows_worst_statistics_of_exact_and_wrong_outputs(capsys):
+    exact, wrong = np.ones(4, np.float32), np.full(4, 2, np.float32)
+    results = RunResult("board", {"y": exact, "z": wrong}), RunResult("expected", {"y": exact, "z": exact})
+    # The SQNR of y is infinite, which JSON stores as a string.
+    assert "4 of 8 1 8388608 0 -" in printed(capsys, "FAIL", record_verdict(compare(*results)))
