@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from hil.agent import ipc
 from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
 from hil.core.results import MOST_NAMES, Part, Placement
+from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
@@ -21,6 +22,8 @@ from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 # Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration.
 _NUMBERS = 3
 _ITERATION_BYTES = 16
+# Numbers of a call of a program with steps: tokens, start and end.
+_CALL_NUMBERS = 3
 # Cache an output description of up to this many bytes: the next response usually repeats it.
 _KEPT_BYTES = 1 << 12
 # Every numpy version supports this many dimensions.
@@ -88,6 +91,7 @@ class Ran:
     peak_bytes: int
     placement: Placement | None = None  # None if unchanged or unknown
     repetition: Repeated | None = None  # None after a single run
+    calls: tuple[StepCall, ...] = ()  # calls of a program with steps
 
     @property
     def size(self) -> int:
@@ -120,14 +124,14 @@ class Known:
 
 def most_bytes(iterations: int) -> int:
     """Return the maximum size in bytes of a response to an order with this many iterations."""
-    return ipc.MOST_BYTES + iterations * _ITERATION_BYTES
+    return ipc.MOST_BYTES + iterations * _ITERATION_BYTES + MAX_CALLS * _CALL_NUMBERS * 8
 
 
 def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) -> Answer:
     """Parse a worker's response to an order. Return None for a successful prepare or open.
 
     Args:
-        op: prepare, open, load, invoke or profile.
+        op: prepare, open, load, invoke, generate or profile.
         known: cached description of the worker's last invocation; read and replaced.
 
     Raises:
@@ -136,7 +140,8 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
         ClockStepped: the timestamps run backwards.
     """
     try:
-        text, numbers = ipc.split(body, _NUMBERS + 2 * iterations)
+        most = _NUMBERS + 2 * iterations + (MAX_CALLS * _CALL_NUMBERS if op == "generate" else 0)
+        text, numbers = ipc.split(body, most)
         if op == "invoke" and numbers and text and known is not None and text == known.text:
             return _ran(known.made, numbers, iterations)
         answer = ipc.decode(text)
@@ -149,6 +154,9 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
             if op == "profile":
                 return _ran((_profile(found), None, _repeated(found)), numbers, 0)
             made = _made(found)
+            if op == "generate":
+                end = _NUMBERS + 2 * iterations
+                return replace(_ran(made, numbers[:end], iterations), calls=_calls(numbers[end:]))
             if known is not None:
                 known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", ((), None, None))
             return _ran(made, numbers, iterations)
@@ -193,6 +201,18 @@ def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
         raise ClockStepped(-step_ns)
     outputs, placement, repeated = made
     return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated)
+
+
+def _calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
+    if len(numbers) % _CALL_NUMBERS:
+        raise ipc.Garbled("incomplete call of a program with steps")
+    calls = tuple(StepCall(*numbers[at : at + _CALL_NUMBERS]) for at in range(0, len(numbers), _CALL_NUMBERS))
+    for call in calls:
+        if not 0 <= call.tokens < 1 << 32:
+            raise ipc.Garbled("number of tokens out of range")
+        if call.end_ns < call.start_ns:
+            raise ClockStepped(call.start_ns - call.end_ns)
+    return calls
 
 
 def _made(found: dict[str, Any]) -> _Made:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
 from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
+from hil.core.steps import MAX_CALLS, StepCall, StepsPlan, make_stepped
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 
@@ -130,10 +131,27 @@ class _ForkedWorker:
 
     def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run the program and compare the outputs of all runs. Only ``run`` is timed."""
-        program, warmup = self.program, order["warmup"]
+        return self._run_repeatedly(self.program, order)
+
+    def do_generate(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Run a decoder with a prompt, as :meth:`do_invoke`. Append the times of all calls to the numbers."""
+        plan = StepsPlan.of_json(order["steps"])
+        make = getattr(self.program, "stepped", None)  # simulated programs
+        stepped = make(plan) if make else make_stepped(self.program, plan)
+        calls: list[StepCall] = []
+        reply = self._run_repeatedly(stepped, order, lambda: calls.extend(stepped.calls))
+        for call in calls[:MAX_CALLS]:
+            self.numbers += [call.tokens, call.start_ns, call.end_ns]
+        return reply
+
+    def _run_repeatedly(
+        self, program: Any, order: dict[str, Any], note: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Run a program and compare the outputs of all runs. Call ``note`` after each timed run."""
+        warmup = order["warmup"]
         runs = warmup + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"]) if runs > 1 else None
-        program.bind(self._given(order["inputs"], order["bytes"], fresh))
+        program.bind(self._given(order["inputs"], order["bytes"], program.inputs, fresh))
         renew = getattr(program, "renew", _nothing)
         answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs)
         starts: list[int] = []
@@ -149,6 +167,7 @@ class _ForkedWorker:
             ends.append(now_ns())
             if number >= warmup:
                 cpu_ns += time.process_time_ns() - cpu_start
+                note()
             answers.add(program.fetch())
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
         self.numbers = [warmup_ns, cpu_ns, _own_peak(), *starts[warmup:], *ends[warmup:]]
@@ -163,7 +182,7 @@ class _ForkedWorker:
             raise RunFailed("this runtime cannot profile", hint=hint)
         runs = order["warmup"] + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"])
-        self.program.bind(self._given(order["inputs"], order["bytes"], fresh))
+        self.program.bind(self._given(order["inputs"], order["bytes"], self.program.inputs, fresh))
         # Both the program's directory and the sandbox's files are removed with the program, even if this process
         # crashes.
         where = None if self._sandboxed else self._folder
@@ -200,10 +219,17 @@ class _ForkedWorker:
         self._placed = placed
         return [part.to_json() for part in placed]
 
-    def _given(self, entries: list[dict[str, Any]], size: int, fresh: FreshInputs | None = None) -> list[Array]:
+    def _given(
+        self,
+        entries: list[dict[str, Any]],
+        size: int,
+        specs: Sequence[TensorSpec],
+        fresh: FreshInputs | None = None,
+    ) -> list[Array]:
         """Return the inputs as views of the shared arena. Calls whose inputs differ only in content reuse the views.
 
         Args:
+            specs: specs of the program's inputs.
             fresh: copy of the inputs to use instead of the arena.
         """
         if fresh is None and entries == self._entries and not any(entry["dtype"] == "string" for entry in entries):
@@ -213,7 +239,6 @@ class _ForkedWorker:
             tensors.from_bytes(view[entry["at"] : entry["at"] + entry["bytes"]], entry["dtype"], entry["shape"])
             for entry in entries
         ]
-        specs = self.program.inputs
         if len(specs) != len(arrays):
             raise UsageError(f"the program takes {len(specs)} inputs, got {len(arrays)}")
         for spec, entry in zip(specs, entries, strict=True):

@@ -297,6 +297,8 @@ class Programs:
             if self._policy is not None:
                 self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
+        if start.HasField("steps"):
+            order |= {"op": "generate", "steps": wire.steps_from_message(start.steps).to_json()}
         timeout = _timeout(start.timeout_s)
         note = partial(self._sessions.journal.note, fence=loaded.session.fence, program=start.program_id)
         ended = partial(note, f"{order['op']} ended")
@@ -331,6 +333,7 @@ class Programs:
             done.placement.CopyFrom(pb.Placement(parts=parts))
         if ran.repetition is not None:
             done.repetition.CopyFrom(_repetition_message(ran.repetition))
+        done.calls.extend(pb.StepCall(**vars(call)) for call in ran.calls)
         streams = self._tensors(worker, ran.outputs, done)
         if with_state:
             state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())

@@ -33,7 +33,7 @@ _NEWS_S = 10.0
 # A working worker reads an order at once.
 _ORDER_S = 30.0
 # Order -> stage.
-_STAGES = {"prepare": "load", "open": "load", "load": "load", "invoke": "run", "profile": "profile"}
+_STAGES = {"prepare": "load", "open": "load", "load": "load", "invoke": "run", "generate": "run", "profile": "profile"}
 # Exit code -> possible cause.
 _DEATHS: dict[int | None, str] = {
     -signal.SIGKILL: "hil did not send the signal: check `dmesg` on the board",

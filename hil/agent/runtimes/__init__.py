@@ -50,6 +50,16 @@ class Program(Protocol):
     state, or copies of its inputs that a run may change. ``renew`` restores the state and the copies. hil calls
     ``renew`` before each run, outside the timed section. hil itself restores the arrays passed to ``bind``.
 
+    **Steps**::
+
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]
+        def to_array(self, place: int, value: Any) -> Array
+
+    ``step`` runs the program once, and waits until the device has finished. An input is an array or a value that an
+    earlier step returned; such a value is passed at most once, so the program may overwrite it. ``to_array`` converts
+    the value of output ``place``; the array is valid until the next step. hil uses these methods to generate tokens
+    without copying the cache. Without them, hil uses ``bind``, ``run`` and ``fetch``.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

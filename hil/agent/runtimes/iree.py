@@ -193,11 +193,21 @@ class IreeProgram:
 
     def run(self) -> None:
         """Invoke the function and wait for the results. IREE's synchronous ABI waits implicitly."""
-        self._has_run = self._has_run_bound = True
+        self._has_run_bound = True
+        self._results = self._invoke(self._list, self._arguments)
+
+    def _invoke(self, arguments: Any, values: Sequence[Any]) -> Any:
+        """Invoke the function.
+
+        Args:
+            arguments: argument list, which may be passed repeatedly.
+            values: values of the list, for a function that also takes fences.
+        """
+        self._has_run = True
         results = rt.VmVariantList(len(self.outputs))
-        arguments, done = self._list, None
+        done = None
         if self._fences:
-            arguments = _pushed(self.inputs, self._arguments)
+            arguments = _pushed(self.inputs, values)
             done = rt.HalFence.create_at(self._device.create_semaphore(0), 1)
             arguments.push_ref(rt.HalFence(0))
             arguments.push_ref(done)
@@ -207,7 +217,25 @@ class IreeProgram:
                 done.wait()
         except Exception as error:
             raise RunFailed(f"IREE failed to run {self.function}: {_first_line(error)}", detail=str(error)) from error
-        self._results = results
+        return results
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Invoke the function with arrays or buffer views."""
+        values = [
+            (value.item() if is_number(spec) else view_of(self._device, value))
+            if isinstance(value, np.ndarray)
+            else value
+            for spec, value in zip(self.inputs, inputs, strict=True)
+        ]
+        results = self._invoke(_pushed(self.inputs, values), values)
+        return [self._value_of(results, place) for place in range(len(self.outputs))]
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Return a buffer view or a number as an array."""
+        spec = self.outputs[place]
+        if is_number(spec):
+            return np.asarray(value, dtype_of(spec.dtype))
+        return array_of(self._device, value, spec.dtype)
 
     def placement(self) -> Placement:
         """Return the opened device, by its IREE name, as the only part."""
@@ -251,19 +279,17 @@ class IreeProgram:
 
         If the device's buffers are host-visible, the arrays are views of these buffers.
         """
-        arrays: list[Array] = []
-        for position, spec in enumerate(self.outputs):
-            if is_number(spec):
-                arrays.append(np.asarray(self._results.get_variant(position), dtype_of(spec.dtype)))
-                continue
-            try:
-                view = self._results.get_as_object(position, rt.HalBufferView)
-            except Exception as error:
-                raise RunFailed(
-                    f"output {spec.name!r} of {self.function} is not a tensor", detail=str(error)
-                ) from error
-            arrays.append(array_of(self._device, view, spec.dtype))
-        return arrays
+        return [self.to_array(place, self._value_of(self._results, place)) for place in range(len(self.outputs))]
+
+    def _value_of(self, results: Any, place: int) -> Any:
+        """Return result ``place`` as a buffer view or a number."""
+        if is_number(self.outputs[place]):
+            return results.get_variant(place)
+        try:
+            return results.get_as_object(place, rt.HalBufferView)
+        except Exception as error:
+            name = self.outputs[place].name
+            raise RunFailed(f"output {name!r} of {self.function} is not a tensor", detail=str(error)) from error
 
 
 def _part(device: Any, asked: str) -> Part:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from hil.agent.runtimes import Check, ClockPairs, Runtime
@@ -114,7 +115,23 @@ class OnnxProgram:
 
     def run(self) -> None:
         """Run the session."""
-        self._values = self._run(self._session)
+        self._values = self._run(self._session, self._feeds)
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run the session with arrays or OrtValues."""
+        try:
+            feeds = {
+                spec.name: to_ort(value) if isinstance(value, np.ndarray) else value
+                for spec, value in zip(self.inputs, inputs, strict=True)
+            }
+        except Exception as error:
+            raise RunFailed(f"ONNX Runtime's Python API does not support an input: {error}") from error
+        values = self._run(self._session, feeds)
+        return [ort.OrtValue(values[number]) for number in range(len(self.outputs))]
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Return an OrtValue as an array."""
+        return self._array_of(self.outputs[place], value)
 
     def placement(self) -> Placement:
         """Return the provider of each node, from the session if it supports that, else from a profiled run."""
@@ -137,7 +154,7 @@ class OnnxProgram:
         """Return (provider, name, operator) of each node that a run of a separate session executed."""
         with temporary_folder("hil-placement-") as folder:
             session = self._profiling_session(Path(folder))
-            self._run(session)
+            self._run(session, self._feeds)
             events = json.loads(read_file(Path(session.end_profiling())))
         nodes = (
             (event["args"]["provider"], event["name"].removesuffix(_KERNEL), event["args"]["op_name"])
@@ -161,7 +178,7 @@ class OnnxProgram:
             clocks = ClockPairs(lambda: time.time_ns() - start_ns)
             clocks.look()
             for _ in range(warmup + iterations):
-                check(self._arrays_of(self._run(session)))
+                check(self._arrays_of(self._run(session, self._feeds)))
             clocks.look()
             written = Path(session.end_profiling())
             written.rename(folder / PROFILE_FILE)
@@ -173,10 +190,10 @@ class OnnxProgram:
             ) from error
         return [folder / PROFILE_FILE, clocks.write(folder)]
 
-    def _run(self, session: ort.InferenceSession) -> Any:
+    def _run(self, session: ort.InferenceSession, feeds: Mapping[str, Any]) -> Any:
         try:
             return session._sess.run_with_ort_values(
-                {name: value._get_c_value() for name, value in self._feeds.items()}, self._names, None
+                {name: value._get_c_value() for name, value in feeds.items()}, self._names, None
             )
         except Exception as error:
             raise RunFailed(f"ONNX Runtime failed to run the model: {str(error)[:400]}", detail=str(error)) from error
@@ -189,11 +206,13 @@ class OnnxProgram:
         arrays = []
         for number, spec in enumerate(self.outputs):
             # Use indices: creating an iterator over ONNX Runtime's vector takes 40 us.
-            wrapped = ort.OrtValue(values[number])
-            if not wrapped.is_tensor():
-                raise RunFailed(f"output {spec.name} is not a tensor")
-            arrays.append(from_ort(wrapped, spec.dtype))
+            arrays.append(self._array_of(spec, ort.OrtValue(values[number])))
         return arrays
+
+    def _array_of(self, spec: TensorSpec, value: ort.OrtValue) -> Array:
+        if not value.is_tensor():
+            raise RunFailed(f"output {spec.name} is not a tensor")
+        return from_ort(value, spec.dtype)
 
 
 def _parts(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:

@@ -393,7 +393,7 @@ class InvokeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[InvokeStart, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
 
 class InvokeStart(_message.Message):
-    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state", "profile", "recall")
+    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state", "profile", "recall", "steps")
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +402,7 @@ class InvokeStart(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     program_id: str
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     warmup: int
@@ -410,7 +411,52 @@ class InvokeStart(_message.Message):
     state: bool
     profile: ProfilePass
     recall: int
-    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ..., recall: _Optional[int] = ...) -> None: ...
+    steps: Steps
+    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ..., recall: _Optional[int] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
+
+class Steps(_message.Message):
+    __slots__ = ("rules", "feedback", "logits", "steps", "chunk", "stop", "bound")
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedCompositeFieldContainer[InputRule]
+    feedback: _containers.RepeatedCompositeFieldContainer[Feedback]
+    logits: int
+    steps: int
+    chunk: int
+    stop: _containers.RepeatedScalarFieldContainer[int]
+    bound: int
+    def __init__(self, rules: _Optional[_Iterable[_Union[InputRule, _Mapping]]] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ..., logits: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ..., bound: _Optional[int] = ...) -> None: ...
+
+class InputRule(_message.Message):
+    __slots__ = ("input", "rule")
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    input: int
+    rule: str
+    def __init__(self, input: _Optional[int] = ..., rule: _Optional[str] = ...) -> None: ...
+
+class Feedback(_message.Message):
+    __slots__ = ("input", "output")
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    input: int
+    output: int
+    def __init__(self, input: _Optional[int] = ..., output: _Optional[int] = ...) -> None: ...
+
+class StepCall(_message.Message):
+    __slots__ = ("tokens", "start_ns", "end_ns")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    start_ns: int
+    end_ns: int
+    def __init__(self, tokens: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
 
 class ProfilePass(_message.Message):
     __slots__ = ("tool",)
@@ -435,7 +481,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +493,7 @@ class InvokeDone(_message.Message):
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -458,7 +505,8 @@ class InvokeDone(_message.Message):
     cpu_ns: int
     placement: Placement
     repetition: Repetition
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[StepCall]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ...) -> None: ...
 
 class Repetition(_message.Message):
     __slots__ = ("answers", "sampled", "others", "differing")

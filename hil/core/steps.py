@@ -1,0 +1,358 @@
+"""Run a decoder step by step: a prompt, then one token per step.
+
+:class:`SteppedProgram` turns a program that maps tokens and a cache to logits and a new cache into a program that maps
+a prompt to the logits of all positions. The agent uses it for programs on the board, and the controller for references,
+so both make the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from hil.core.clock import now_ns
+from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.errors import RunFailed, UsageError
+
+# Inputs of a stepped program, before the program's constant inputs.
+PROMPT, FORCED, OTHER_PROMPT = INPUTS = ("prompt", "forced", "other_prompt")
+# Outputs of a stepped program, before the cache.
+LOGITS, POSITIONS, TOKENS = OUTPUTS = ("logits", "positions", "tokens")
+MAX_STEPS = 1 << 16
+# Maximum number of calls whose times are recorded.
+MAX_CALLS = 50_000
+# A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
+_MASKED = -3.4028234663852886e38
+
+
+class Rule(str, Enum):
+    """Content of a program's input in each call. The call has S new tokens after n earlier ones."""
+
+    TOKENS = "tokens"  # the new tokens
+    POSITIONS = "positions"  # n to n + S - 1; only n if the input has a single element
+    MASK = "mask"  # visible positions: for all tokens [.., n + S], or for each new token [.., S, n + S]
+    LENGTH = "length"  # n + S
+    LAST = "last"  # n + S - 1
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StepsPlan:
+    """How to run a program repeatedly. Inputs and outputs are numbered from 0.
+
+    Attributes:
+        rules: Input -> rule. Exactly one input has the tokens.
+        feedback: (input, output): the input is the output of the previous call.
+        logits: Output with the logits, of all tokens of a call or only of the last.
+        steps: Maximum number of calls after the prompt.
+        chunk: Number of the prompt's tokens per call; 0 is all.
+        stop: Tokens that end the generation.
+        bound: Maximum number of tokens in the cache; 0 if unlimited.
+    """
+
+    rules: tuple[tuple[int, Rule], ...]
+    feedback: tuple[tuple[int, int], ...]
+    logits: int
+    steps: int
+    chunk: int = 0
+    stop: tuple[int, ...] = ()
+    bound: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {**vars(self), "rules": [[place, rule.value] for place, rule in self.rules]}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
+        """Convert the value of :meth:`to_json`. Raises UsageError for an unknown rule."""
+        try:
+            rules = tuple((place, Rule(rule)) for place, rule in values["rules"])
+        except ValueError as error:
+            raise UsageError(f"invalid steps: {error}") from error
+        feedback = tuple((place, output) for place, output in values["feedback"])
+        return cls(**{**values, "rules": rules, "feedback": feedback, "stop": tuple(values["stop"])})
+
+    def check(self, inputs: int, outputs: int) -> None:
+        """Raise UsageError if the plan does not fit a program with this many inputs and outputs."""
+        used = [place for place, _ in (*self.rules, *self.feedback)]
+        made = [self.logits, *(place for _, place in self.feedback)]
+        if sorted(set(used)) != sorted(used) or not all(0 <= place < inputs for place in used):
+            raise UsageError(f"invalid steps: the inputs {used} of a program with {inputs} inputs")
+        if not all(0 <= place < outputs for place in made):
+            raise UsageError(f"invalid steps: the outputs {made} of a program with {outputs} outputs")
+        if [rule for _, rule in self.rules].count(Rule.TOKENS) != 1:
+            raise UsageError("invalid steps: one input must take the tokens")
+        if not 0 <= self.steps <= MAX_STEPS or self.chunk < 0 or self.bound < 0:
+            raise UsageError(f"invalid steps: {self.steps} steps, maximum {MAX_STEPS}")
+
+
+class StepProgram(Protocol):
+    """Program that a plan can run. :class:`hil.agent.runtimes.Program` documents the methods."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    function: str
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run once with arrays, or with values that an earlier step returned. Return values of the runtime."""
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Convert a value that a step returned for output ``place``."""
+
+
+@dataclass
+class StepCall:
+    """A call of the program: number of tokens, and its time on the board's clock in nanoseconds."""
+
+    tokens: int
+    start_ns: int
+    end_ns: int
+
+
+class SteppedProgram:
+    """Program that runs a prompt and then one token per step.
+
+    Inputs: the prompt (int64 [P]), forced tokens (int64 [F]), another prompt (int64 [Q], may be empty), and the
+    program's constant inputs. Each step takes the next forced token, or without forced tokens the token with the
+    largest logit (the lowest one of equals).
+
+    Outputs: logits [rows, vocabulary], the position of each row (int64 [rows]), tokens (int64 [calls after the prompt
+    + 1]: the token with the largest logit after the prompt and after each step), and the cache after the last step.
+
+    The other prompt runs before every run except the first, outside the timed section. A program whose cache depends
+    on earlier prompts then returns different outputs.
+    """
+
+    def __init__(self, program: StepProgram, plan: StepsPlan) -> None:
+        plan.check(len(program.inputs), len(program.outputs))
+        self._program = program
+        self._plan = plan
+        self.function = program.function
+        driven = {place for place, _ in (*plan.rules, *plan.feedback)}
+        self._constant = [place for place in range(len(program.inputs)) if place not in driven]
+        self._tokens = next(place for place, rule in plan.rules if rule is Rule.TOKENS)
+        self._fixed_size = _fixed_size(program.inputs[self._tokens])
+        ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
+        self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
+        self.outputs = stepped_outputs(program.outputs, plan)
+        self._prompt: list[int] = []
+        self._forced: list[int] | None = None
+        self._other: list[int] = []
+        self._given: dict[int, Array] = {}
+        self._has_run = False
+        self._cache: dict[int, Any] = {}
+        self._logits: list[tuple[int, Array]] = []
+        self._picked: list[int] = []
+        self.calls: list[StepCall] = []
+
+    def bind(self, inputs: Sequence[Array]) -> None:
+        """Set the prompts and the constant inputs."""
+        prompt, forced, other, *constant = inputs
+        self._prompt, self._other = [int(one) for one in prompt], [int(one) for one in other]
+        self._forced = [int(one) for one in forced] if forced.size else None
+        self._given = dict(zip(self._constant, constant, strict=True))
+        total = len(self._prompt) + min(self._plan.steps, len(self._forced or [0] * MAX_STEPS))
+        if not self._prompt:
+            raise UsageError("the prompt is empty")
+        if self._plan.bound and max(total, len(self._other)) > self._plan.bound:
+            raise UsageError(f"{total} tokens exceed the cache of {self._plan.bound} tokens")
+        self._has_run = False
+
+    def renew(self) -> None:
+        """Prepare a run: restore the program's state before the first run, and run the other prompt before others."""
+        if not self._has_run:
+            getattr(self._program, "renew", lambda: None)()
+        elif self._other:
+            self._run_prompt(self._other)
+
+    def run(self) -> None:
+        """Run the prompt and the steps."""
+        self._has_run = True
+        self.calls = []
+        token = self._run_prompt(self._prompt)
+        position = len(self._prompt)
+        self._picked = [token]
+        for number in range(self._plan.steps):
+            if self._forced is not None:
+                if number == len(self._forced):
+                    break
+                token = self._forced[number]
+            elif token in self._plan.stop:
+                break
+            if self._plan.bound and position == self._plan.bound:
+                break
+            token = self._call([token], position)
+            position += 1
+            self._picked.append(token)
+
+    def fetch(self) -> list[Array]:
+        """Return the outputs of the last run."""
+        rows = [row for _, logits in self._logits for row in logits]
+        positions = [first + number for first, logits in self._logits for number in range(len(logits))]
+        cache = [self._program.to_array(output, self._cache[output]) for _, output in self._plan.feedback]
+        return [np.stack(rows), np.array(positions, np.int64), np.array(self._picked, np.int64), *cache]
+
+    def placement(self) -> Any:
+        """Return the placement of the program, or None if unknown."""
+        return getattr(self._program, "placement", lambda: None)()
+
+    def _run_prompt(self, prompt: Sequence[int]) -> int:
+        """Run a prompt with an empty cache. Return the next token."""
+        self._logits, token = [], 0
+        self._cache = {output: _empty(self._program.inputs[place]) for place, output in self._plan.feedback}
+        for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
+            token = self._call(prompt[begin:end], begin)
+        return token
+
+    def _call(self, tokens: Sequence[int], position: int) -> int:
+        """Run the program for new tokens. Return the token with the largest logit after them."""
+        feeds = self._make_feeds(tokens, position)
+        start = now_ns()
+        values = self._step(feeds, len(tokens), position)
+        logits = self._program.to_array(self._plan.logits, values[self._plan.logits])
+        end = now_ns()
+        if len(self.calls) < MAX_CALLS:
+            self.calls.append(StepCall(len(tokens), start, end))
+        self._cache = {output: values[output] for _, output in self._plan.feedback}
+        # The runtime may reuse the memory of the values in the next call.
+        rows = np.array(logits).reshape(-1, logits.shape[-1] if logits.ndim else 1)
+        if len(rows) not in (1, len(tokens)):
+            raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens)} tokens")
+        self._logits.append((position + len(tokens) - len(rows), rows))
+        return self._pick(rows[-1], position + len(tokens))
+
+    def _step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+        return self._program.step(feeds)
+
+    def _pick(self, row: Array, position: int) -> int:
+        """Return the token for a position: the lowest one of those with the largest logit."""
+        return int(np.argmax(row))
+
+    def _make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+        given: dict[int, Any] = dict(self._given)
+        for place, rule in self._plan.rules:
+            given[place] = _MAKERS[rule](self._program.inputs[place], tokens, position)
+        for place, output in self._plan.feedback:
+            given[place] = self._cache[output]
+        return [given[place] for place in range(len(self._program.inputs))]
+
+
+class BoundSteps:
+    """Steps of a program that only has ``bind``, ``run`` and ``fetch``: the cache is copied in every step."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self.inputs: tuple[TensorSpec, ...] = program.inputs
+        self.outputs: tuple[TensorSpec, ...] = program.outputs
+        self.function: str = program.function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run once."""
+        self._program.bind(list(inputs))
+        self._program.run()
+        return [np.array(array) for array in self._program.fetch()]
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Return the value, which is an array."""
+        return np.asarray(value)
+
+
+def make_stepped(program: Any, plan: StepsPlan) -> SteppedProgram:
+    """Return the stepped form of a loaded program."""
+    return SteppedProgram(program if hasattr(program, "step") else BoundSteps(program), plan)
+
+
+def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
+    """Return the outputs of the stepped form of a program with these outputs."""
+    logits = outputs[plan.logits]
+    return (
+        TensorSpec(LOGITS, logits.dtype, ("rows", logits.shape[-1] if logits.shape else "vocabulary")),
+        TensorSpec(POSITIONS, "int64", ("rows",)),
+        TensorSpec(TOKENS, "int64", ("steps",)),
+        *(outputs[output] for _, output in plan.feedback),
+    )
+
+
+def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+    size = size or total
+    for begin in range(0, total, size):
+        yield begin, min(begin + size, total)
+
+
+def _fixed_size(spec: TensorSpec) -> int:
+    """Return the number of tokens that the program takes per call, or 0 if any. Raises UsageError above 1."""
+    size = spec.shape[-1] if spec.shape else 1
+    if not isinstance(size, int):
+        return 0
+    if size != 1:
+        raise UsageError(
+            f"input {spec} takes {size} tokens per call, expected 1 or any number",
+            hint="export the program with a dynamic number of tokens, or one token per call",
+        )
+    return 1
+
+
+def _empty(spec: TensorSpec) -> Array:
+    """Return an empty cache: unknown dimensions are 1 for the batch, which is the first dimension, and 0 for others."""
+    shape = [size if isinstance(size, int) else int(not place) for place, size in enumerate(spec.shape)]
+    return np.zeros(shape, dtype_of(spec.dtype))
+
+
+def _shaped(spec: TensorSpec, array: Array) -> Array:
+    """Convert an array to the spec's dtype and rank, with leading dimensions of 1."""
+    rank = len(spec.shape)
+    if not rank:
+        return array.astype(dtype_of(spec.dtype)).reshape(())
+    return np.ascontiguousarray(array.astype(dtype_of(spec.dtype))).reshape((1,) * (rank - array.ndim) + array.shape)
+
+
+def _make_tokens(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+    return _shaped(spec, np.array(tokens, np.int64))
+
+
+def _make_positions(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+    if not spec.shape:
+        return np.array(position, dtype_of(spec.dtype))
+    count = 1 if spec.shape[-1] == 1 else len(tokens)
+    return _shaped(spec, np.arange(position, position + count, dtype=np.int64))
+
+
+def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+    total = position + len(tokens)
+    size = spec.shape[-1] if spec.shape and isinstance(spec.shape[-1], int) else total
+    last = np.arange(position, total)[:, None] if len(spec.shape) > 2 else np.array(total - 1)
+    seen = np.arange(size) <= last
+    if dtype_of(spec.dtype).kind in "biu":
+        return _shaped(spec, seen)
+    lowest = max(_MASKED, float(np.finfo(dtype_of(spec.dtype)).min)) if spec.dtype != "bfloat16" else _MASKED
+    return _shaped(spec, np.where(seen, 0.0, lowest))
+
+
+def _make_length(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+    return _filled(spec, position + len(tokens))
+
+
+def _make_last(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+    return _filled(spec, position + len(tokens) - 1)
+
+
+def _filled(spec: TensorSpec, value: int) -> Array:
+    return np.full([size if isinstance(size, int) else 1 for size in spec.shape], value, dtype_of(spec.dtype))
+
+
+_MAKERS: dict[Rule, Callable[[TensorSpec, Sequence[int], int], Array]] = {
+    Rule.TOKENS: _make_tokens,
+    Rule.POSITIONS: _make_positions,
+    Rule.MASK: _make_mask,
+    Rule.LENGTH: _make_length,
+    Rule.LAST: _make_last,
+}
