@@ -1,0 +1,438 @@
+"""Judge the logits, tokens and cache of a decoder position by position.
+
+A board is compared with a reference that ran the same tokens, within the deviation of a control: the same model in the
+hardware's arithmetic. No absolute bound is used, because the KL divergence of a model depends on how sharp its
+distributions are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from hil.core.results import Outcome
+from hil.core.tensors import Array
+
+# A board may deviate this much more than the control.
+FACTOR = 10.0
+# A flip of the largest logit is a near-tie if the reference's margin is below this multiple of the control's error.
+NEAR_TIE = 2.0
+# Rounding of the comparison itself: nats, and relative to the largest logit of the reference.
+_KL_FLOOR = 1e-12
+_ERROR_FLOOR = 1e-6
+_TOP = (5, 100)
+# Largest difference of two scaled cache entries that are the same.
+_SAME_ENTRY = 0.05
+
+
+class FaultKind(str, Enum):
+    """Cause of a wrong generation."""
+
+    NONFINITE = "overflow"
+    STALE = "stale cache"
+    SAMPLER = "sampler"
+    SLOT = "slot"
+    POSITION = "position"
+    MASK = "mask"
+    CHUNK = "chunk"
+    LAYER = "layer"
+    HEAD = "head"
+    FLIP = "flip"
+    LOGITS = "logits"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """Content of a cache tensor: one row per position.
+
+    Attributes:
+        rows: Array [positions, values].
+    """
+
+    name: str
+    layer: int
+    is_key: bool
+    rows: Array
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Result of a generation.
+
+    Attributes:
+        prompt: Number of tokens of the prompt.
+        positions: Position of each row of the logits [rows].
+        logits: Array [rows, vocabulary].
+        tokens: Tokens after the prompt and after each step.
+        prefill: Logits of all positions [positions, vocabulary], from a run with all tokens as the prompt; None if not
+            measured.
+    """
+
+    prompt: int
+    positions: Array
+    logits: Array
+    tokens: Array
+    cache: tuple[CacheRows, ...] = ()
+    prefill: Array | None = None
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """Comparison of the logits of a position.
+
+    Attributes:
+        kl: Divergence of the board's distribution from the reference's, in nats.
+        max_abs: Largest difference of a logit.
+        margin: Difference of the two largest logits of the reference.
+        expected: Token with the largest logit of the reference.
+        actual: Token with the largest logit of the board.
+    """
+
+    position: int
+    kl: float
+    max_abs: float
+    margin: float
+    expected: int
+    actual: int
+    passed: bool
+
+
+@dataclass(frozen=True)
+class GenerationFault:
+    """A fault with its place. ``layer`` is -1 if unknown or not in a layer."""
+
+    kind: FaultKind
+    position: int
+    step: int
+    tensor: str = ""
+    layer: int = -1
+    phase: str = ""  # "prefill only", "decode only" or ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind}"]
+        if self.layer >= 0:
+            parts.append(f"layer {self.layer}")
+        parts.append(f"step {self.step}" if self.step else "in the prompt")
+        parts.append(f"position {self.position}")
+        if self.tensor:
+            parts.append(self.tensor)
+        if self.phase:
+            parts.append(self.phase)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class GenerationVerdict:
+    """Verdict on a generation.
+
+    Attributes:
+        kl_bound: Permitted divergence of a position, in nats.
+        error_bound: Permitted difference of a logit.
+        top: k -> share of positions whose k largest logits are the reference's.
+        first_divergent: Number of the first step whose token differs from the reference's; None if none does.
+    """
+
+    outcome: Outcome
+    reason: str
+    rows: tuple[RowResult, ...]
+    kl_bound: float
+    error_bound: float
+    fault: GenerationFault | None = None
+    notes: tuple[str, ...] = ()
+    top: Mapping[int, float] = field(default_factory=dict)
+    first_divergent: int | None = None
+
+
+def judge_generation(board: Generated, reference: Generated, control: Generated) -> GenerationVerdict:
+    """Compare a board's generation with a reference that ran the same tokens.
+
+    Args:
+        control: The same generation in the hardware's arithmetic.
+    """
+    place = {int(position): row for row, position in enumerate(reference.positions)}
+    order = [place[int(position)] for position in board.positions]
+    expected = np.asarray(reference.logits, np.float64)[order]
+    actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(reference, control)
+    finite = np.asarray(np.isfinite(actual).all(-1))
+    rows = _compare_rows(board.positions, actual, expected, bound)
+    bad_cache = _compare_cache(board.cache, reference.cache, control.cache)
+    prefill = None
+    if board.prefill is not None:
+        prefill = _compare_rows(
+            np.arange(len(board.prefill)),
+            np.asarray(board.prefill, np.float64),
+            *_prefill_rows(board, reference, bound),
+        )
+    notes: list[str] = []
+    fault = _find_nonfinite(board, finite) or _find_wrong_token(board, actual)
+    wrong = [row for row in rows if not row.passed]
+    wrong_prefill = [row for row in prefill or () if not row.passed]
+    if fault is None and (wrong or wrong_prefill):
+        fault = _find_cause(board, wrong, wrong_prefill, bad_cache, has_prefill=prefill is not None)
+    if fault is None and bad_cache.first is not None:
+        notes.append(_describe_cache(board, reference, bad_cache))
+    flips = [row for row in rows if row.expected != row.actual and row.passed]
+    if fault is None and (far := [row for row in flips if not _is_near_tie(row, expected, board, bound)]):
+        fault = _fault(board, FaultKind.FLIP, far[0].position)
+    if fault is None and flips:
+        notes.append(f"{len(flips)} of {len(rows)} largest logits differ at near-ties")
+    divergent = next(
+        (row.position for row in rows if row.position >= board.prompt - 1 and row.actual != row.expected), None
+    )
+    worst = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
+    reason = "" if fault is None else f"{fault}: {_describe_row(_row_at(rows, fault.position) or worst, bound)}"
+    return GenerationVerdict(
+        outcome=Outcome.PASS if fault is None else Outcome.FAIL,
+        reason=reason,
+        rows=tuple(rows),
+        kl_bound=bound.kl,
+        error_bound=bound.error,
+        fault=fault,
+        notes=tuple(notes),
+        top={k: share for k in (1, *_TOP) if (share := _top_share(actual, expected, k)) is not None},
+        first_divergent=None if divergent is None else divergent - board.prompt + 1,
+    )
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Permitted deviations: ten times the control's."""
+
+    kl: float
+    error: float
+    control_error: float
+
+    @classmethod
+    def of(cls, reference: Generated, control: Generated) -> _Bounds:
+        exact, rounded = np.asarray(reference.logits, np.float64), np.asarray(control.logits, np.float64)
+        scale = float(np.max(np.abs(exact), initial=0.0))
+        kl = _largest(_divergence(exact, rounded))
+        error = max(_largest(np.abs(exact - rounded)), _ERROR_FLOOR * scale)
+        return cls(FACTOR * max(kl, _KL_FLOOR), FACTOR * error, error)
+
+
+def _largest(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.max()) if known.size else 0.0
+
+
+def _log_softmax(logits: Array) -> Array:
+    with np.errstate(all="ignore"):
+        shifted = logits - logits.max(-1, keepdims=True)
+        return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+def _divergence(expected: Array, actual: Array) -> Array:
+    """Return the KL divergence of each row, in nats: sum(p * (log p - log q)), where p is expected."""
+    p, q = _log_softmax(expected), _log_softmax(actual)
+    with np.errstate(all="ignore"):
+        terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
+        return np.asarray(np.maximum(terms.sum(-1), 0.0))
+
+
+def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Bounds) -> list[RowResult]:
+    with np.errstate(all="ignore"):
+        kl, error = _divergence(expected, actual), np.abs(actual - expected).max(-1)
+    top = np.sort(expected, -1)[:, -2:]
+    margins = top[:, -1] - top[:, 0]
+    return [
+        RowResult(
+            int(positions[row]),
+            float(kl[row]),
+            float(error[row]),
+            float(margins[row]),
+            int(np.argmax(expected[row])),
+            int(np.argmax(actual[row])),
+            bool(kl[row] <= bound.kl and error[row] <= bound.error),
+        )
+        for row in range(len(positions))
+    ]
+
+
+def _prefill_rows(board: Generated, reference: Generated, bound: _Bounds) -> tuple[Array, _Bounds]:
+    assert board.prefill is not None
+    place = {int(position): row for row, position in enumerate(reference.positions)}
+    order = [place[position] for position in range(len(board.prefill))]
+    return np.asarray(reference.logits, np.float64)[order], bound
+
+
+def _fault(board: Generated, kind: FaultKind, position: int, **more: object) -> GenerationFault:
+    step = max(position - board.prompt + 1, 0)
+    return GenerationFault(kind, position, step, **more)  # type: ignore[arg-type]
+
+
+def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
+    """Find the first position with logits or cache entries that are not finite. Blame the layer before."""
+    found = [(int(board.positions[row]), math.inf, "logits") for row in np.flatnonzero(~finite)[:1]]
+    for one in board.cache:
+        bad = np.flatnonzero(~np.isfinite(np.asarray(one.rows, np.float64)).all(-1))
+        found += [(int(row), one.layer, one.name) for row in bad[:1]]
+    if not found:
+        return None
+    position, layer, tensor = min(found)
+    blamed = max(layer - 1, 0) if layer != math.inf else -1
+    return _fault(board, FaultKind.NONFINITE, position, tensor=tensor, layer=int(blamed))
+
+
+def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None:
+    """Find the first token that is not the one with the largest logit."""
+    rows = {int(position): row for row, position in enumerate(board.positions)}
+    for step, token in enumerate(board.tokens):
+        row = rows.get(board.prompt - 1 + step)
+        if row is not None and int(np.argmax(actual[row])) != int(token):
+            return _fault(board, FaultKind.SAMPLER, board.prompt - 1 + step)
+    return None
+
+
+@dataclass(frozen=True)
+class _BadCache:
+    """Cache entries that deviate more than ten times the control.
+
+    Attributes:
+        rows: (layer, is_key) -> wrong positions, in order.
+        names: (layer, is_key) -> name of the tensor.
+    """
+
+    rows: Mapping[tuple[int, bool], tuple[int, ...]]
+    names: Mapping[tuple[int, bool], str]
+
+    @property
+    def first(self) -> int | None:
+        """The first wrong position, or None."""
+        return min((rows[0] for rows in self.rows.values() if rows), default=None)
+
+    @property
+    def first_layer(self) -> int | None:
+        """The first layer with wrong entries, or None."""
+        return min((layer for (layer, _), rows in self.rows.items() if rows), default=None)
+
+    def at(self, position: int) -> list[tuple[int, bool]]:
+        """Return the tensors that are wrong at a position, in order of layers, values before keys."""
+        return sorted(place for place, rows in self.rows.items() if position in rows)
+
+
+def _compare_cache(
+    board: Sequence[CacheRows], reference: Sequence[CacheRows], control: Sequence[CacheRows]
+) -> _BadCache:
+    rows: dict[tuple[int, bool], tuple[int, ...]] = {}
+    names: dict[tuple[int, bool], str] = {}
+    for one, exact, rounded in zip(board, reference, control, strict=False):
+        count = min(len(one.rows), len(exact.rows), len(rounded.rows))
+        actual, expected = (np.asarray(tensor.rows[:count], np.float64) for tensor in (one, exact))
+        error = np.abs(np.asarray(rounded.rows[:count], np.float64) - expected).max(-1, initial=0.0)
+        scale = float(np.abs(expected).max(initial=0.0))
+        limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
+        with np.errstate(all="ignore"):
+            wrong = ~(np.abs(actual - expected).max(-1, initial=0.0) <= limit)
+        key = (one.layer, one.is_key)
+        rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, np.flatnonzero(wrong))}))
+        names.setdefault(key, one.name)
+    return _BadCache(rows, names)
+
+
+def _find_cause(
+    board: Generated,
+    wrong: Sequence[RowResult],
+    wrong_prefill: Sequence[RowResult],
+    bad: _BadCache,
+    *,
+    has_prefill: bool,
+) -> GenerationFault:
+    """Name the cause of wrong logits, from the first wrong position and the cache entries."""
+    position = min(row.position for row in (wrong or wrong_prefill))
+    phase = _find_phase(board, wrong, wrong_prefill, bad) if has_prefill else ""
+    if not board.cache:
+        return _fault(board, FaultKind.LOGITS, position, tensor="logits", phase=phase)
+    if bad.first is None:
+        if phase == "prefill only":
+            return _fault(board, FaultKind.MASK, position, tensor="logits", phase=phase)
+        return _fault(board, FaultKind.HEAD, position, tensor="logits", phase=phase)
+    first = bad.first
+    layers = bad.at(first)
+    layer, is_key = layers[0]
+    tensor = bad.names[layers[0]]
+    if layer == 0:
+        only_keys = all(own_key for own_layer, own_key in layers if own_layer == 0)
+        if first < position and not only_keys:
+            return _fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
+        kind = FaultKind.POSITION if only_keys and is_key else FaultKind.SLOT
+        return _fault(board, kind, first, tensor=tensor, phase=phase)
+    if layer == 1 and first <= 1 and _is_mask(board, bad, wrong_prefill):
+        return _fault(board, FaultKind.MASK, min(position, first), tensor=tensor, phase=phase)
+    return _fault(board, FaultKind.LAYER, first, tensor=tensor, layer=layer - 1, phase=phase)
+
+
+def _find_phase(
+    board: Generated, wrong: Sequence[RowResult], wrong_prefill: Sequence[RowResult], bad: _BadCache
+) -> str:
+    """Return which calls are wrong, if only those of the prompt or only those of the steps are.
+
+    Right steps return wrong logits if the prompt left wrong cache entries. Their own entries in the first wrong layer
+    are then right.
+    """
+    own = [row for place, rows in bad.rows.items() if bad.first_layer == place[0] for row in rows]
+    steps_are_wrong = max(own) >= board.prompt if own else any(row.position >= board.prompt for row in wrong)
+    if wrong_prefill and not steps_are_wrong:
+        return "prefill only"
+    return "decode only" if steps_are_wrong and not wrong_prefill else ""
+
+
+def _is_mask(board: Generated, bad: _BadCache, wrong_prefill: Sequence[RowResult]) -> bool:
+    """Return whether wrong entries of layer 1 come from a wrong mask of layer 0, not from its values.
+
+    A mask that hides the newest token leaves position 0, which sees only itself. A mask that shows the next token
+    leaves the last position of the prompt, which has no next one, and all later steps.
+    """
+    rows = {row for place, rows in bad.rows.items() if place[0] == 1 for row in rows}
+    return 0 not in rows or board.prompt - 1 not in rows
+
+
+def _describe_cache(board: Generated, reference: Generated, bad: _BadCache) -> str:
+    """Describe wrong cache entries beside right logits: entries in another order, or entries that no step used."""
+    if _is_permuted(_join(board.cache), _join(reference.cache)):
+        return f"cache entries from position {bad.first} are in another order than in the reference"
+    return f"cache entries differ from position {bad.first}, without effect on the logits"
+
+
+def _join(cache: Sequence[CacheRows]) -> Array:
+    """Return all entries of each position, scaled to the same size per tensor."""
+    count = min(len(one.rows) for one in cache)
+    rows = [np.asarray(one.rows[:count], np.float64) for one in cache]
+    return np.concatenate([one / max(float(np.abs(one).max(initial=0.0)), 1e-30) for one in rows], -1)
+
+
+def _is_permuted(actual: Array, expected: Array) -> bool:
+    if actual.shape != expected.shape:
+        return False
+    near = np.array([np.abs(expected - row).max(-1).argmin() for row in actual])
+    is_whole = len(set(near.tolist())) == len(actual)
+    return bool(is_whole and np.abs(actual - expected[near]).max(initial=0.0) <= _SAME_ENTRY)
+
+
+def _is_near_tie(row: RowResult, expected: Array, board: Generated, bound: _Bounds) -> bool:
+    at = int(np.flatnonzero(board.positions == row.position)[0])
+    return bool(expected[at][row.expected] - expected[at][row.actual] <= NEAR_TIE * bound.control_error)
+
+
+def _row_at(rows: Sequence[RowResult], position: int) -> RowResult | None:
+    return next((row for row in rows if row.position == position and not row.passed), None)
+
+
+def _describe_row(row: RowResult, bound: _Bounds) -> str:
+    kl = f"KL {row.kl:.2g} (bound {bound.kl:.2g})"
+    return f"at position {row.position} {kl}, max abs {row.max_abs:.3g} (bound {bound.error:.3g})"
+
+
+def _top_share(actual: Array, expected: Array, k: int) -> float | None:
+    """Return the mean share of the reference's k largest logits that are the board's; None for small vocabularies."""
+    if k >= actual.shape[-1] or not np.isfinite(actual).all():
+        return None
+    own, other = (np.argpartition(-array, k - 1, -1)[:, :k] for array in (actual, expected))
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(own.tolist(), other.tolist(), strict=True)]))
