@@ -25,6 +25,7 @@ from hil.core.digest import algorithm_of
 from hil.core.files import digest_file
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.formats.iree_command import PROFILE_TOOL
 
@@ -383,18 +384,21 @@ class LoadedProgram:
         iterations: int = 1,
         timeout: float = 60.0,
         names: tuple[str, ...] = (),
+        steps: StepsPlan | None = None,
     ) -> tuple[RunResult, Invocation]:
         """Run on the board. A run is never retried, since a retry could hide a wrong result.
 
         Args:
             names: Output names that replace the names of the program, for compilers that drop them.
+            steps: Run the stepped form of the program (:class:`hil.core.steps.SteppedProgram`), with its inputs.
 
         Raises:
             UsageError: The program does not take these inputs.
             RanElsewhere: The program ran on another device than requested.
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: The run failed.
         """
-        inputs = self._whole(inputs)
+        if steps is None:
+            inputs = self._whole(inputs)
         invocation = self._client.invoke(
             self.loaded.program_id,
             inputs,
@@ -402,7 +406,8 @@ class LoadedProgram:
             iterations=iterations,
             timeout=timeout,
             state=True,
-            most_bytes=expected_bytes(self._artifact.outputs or self.loaded.outputs),
+            most_bytes=None if steps else expected_bytes(self._artifact.outputs or self.loaded.outputs),
+            steps=steps,
         )
         outputs = invocation.outputs
         repetition, unchecked = invocation.repetition, ""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hil.core import clock
 from hil.core.repetition import Repetition
 from hil.core.results import Artifact, Placement
+from hil.core.steps import StepCall, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
 from hil.errors import BoardError
@@ -72,6 +73,7 @@ class Invocation:
     # Provenance that only some boards report. ``command``, from a board without an agent: the command ``line``,
     # ``wall_s`` of each command on the host's clock, the reason ``why`` the board has no agent, and ``not_measured``.
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[StepCall, ...] = ()  # calls of a stepped program in all iterations
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,12 @@ class BoardClient(Protocol):
         timeout: float,
         state: bool,
         most_bytes: int | None,
+        steps: StepsPlan | None,
     ) -> Invocation:
         """Run a program and fetch the last outputs.
 
         Args:
+            steps: Run the stepped form of the program (:class:`hil.core.steps.SteppedProgram`).
             state: Whether to return the changing fields of Describe.
             most_bytes: Maximum total size of the outputs; None if unknown.
 

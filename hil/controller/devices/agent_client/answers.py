@@ -18,6 +18,7 @@ import numpy as np
 
 from hil.core import tensors
 from hil.core.repetition import Answer, Repetition
+from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost, HilError, ProtocolBroken
 from hil.protocol import wire
@@ -226,6 +227,13 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     if done.HasField("state"):
         _readings(done.state.readings)
     return done
+
+
+def calls_of(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:
+    """Return the calls of a stepped program."""
+    _expect(start.HasField("steps") or not done.calls, "calls of steps that hil did not ask for")
+    _few(done.calls, MAX_CALLS, "calls")
+    return tuple(StepCall(call.tokens, call.start_ns, call.end_ns) for call in done.calls)
 
 
 def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:

@@ -28,6 +28,7 @@ from hil.core.digest import StreamHasher
 from hil.core.files import open_file
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.core.timeline import Span
 from hil.protocol import wire
@@ -160,12 +161,16 @@ class AgentClient(AgentConnection, BoardClient):
         into: Mapping[str, Array] | None = None,
         state: bool = False,
         most_bytes: int | None = None,
+        steps: StepsPlan | None = None,
     ) -> Invocation:
         """Run a program and fetch the last outputs. Large outputs are written ``into`` matching arrays, by name."""
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
         names = self._outputs.get(program_id)
+        if steps is not None:
+            start.steps.CopyFrom(wire.steps_to_message(steps))
+            names = None
         call = self._call(start, inputs, into or {}, names, most_bytes)
         if call.repetition is None or call.repetition.is_stable:
             return call

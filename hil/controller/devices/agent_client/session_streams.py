@@ -245,6 +245,7 @@ class InvokeStream:
             if done.HasField("placement")
             else None,
             answers.repetition_of(done, start, outputs),
+            calls=answers.calls_of(done, start),
         )
 
     def close(self) -> None:

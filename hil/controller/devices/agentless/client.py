@@ -36,6 +36,7 @@ from hil.core.files import digest_file, read_file
 from hil.core.installed import version
 from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.core.timeline import Span
 from hil.formats import iree_command
@@ -253,6 +254,7 @@ class CommandClient(BoardClient):
         timeout: float,
         state: bool,
         most_bytes: int | None,
+        steps: StepsPlan | None,
     ) -> Invocation:
         """Run and time a program on the board. No command is ever retried.
 
@@ -262,6 +264,12 @@ class CommandClient(BoardClient):
         ``timeout`` is rounded up to whole seconds on the board. Each output is limited by the size of its
         spec; ``most_bytes`` is ignored.
         """
+        if steps is not None:
+            raise errors.NotRun(
+                "generating tokens requires an agent on the board",
+                stage="run",
+                hint="use a board with Python, or run single steps without --generate",
+            )
         program, command = self._programs[program_id], self._command
         files = signature.output_files(program.signature, command)
         begin = now_ns()
