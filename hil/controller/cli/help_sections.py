@@ -24,7 +24,8 @@ SECTIONS = {
         "key",
     ),
     "Model and inputs": (
-        *("function", "functions", "dims", "inputs", "seed", "input_range", "steps", "flagfile"),
+        *("function", "functions", "dims", "inputs", "seed", "input_range", "generate"),
+        *("steps", "flagfile"),
         *("compile_flags", "recompute"),
     ),
     "References and criteria": (

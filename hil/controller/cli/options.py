@@ -212,6 +212,7 @@ group_option = click.option(
     help="Definition of a layer: a node, or nodes that compilers fuse (Conv+Relu).",
 )
 input_options = run_options("inputs", "seed", "input_range")
+generate_option = run_option("generate", type=FILE)
 tolerance_options = run_options("rtol", "atol", "accept", "allow_blind", "allow_flush")
 arithmetic_option = run_options("arithmetic")
 reference_options = run_options("references", "expected", "require_independent")

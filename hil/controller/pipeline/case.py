@@ -8,13 +8,16 @@ from pathlib import Path
 
 from hil import errors
 from hil.bundles.cases import Signature
+from hil.compare.generation import GenerationVerdict
 from hil.compare.verdict import Verdict
 from hil.controller.devices.board_client import ProfilePass
+from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.outputs import ProfileDirectory
 from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
+from hil.core.steps import FORCED, StepCall
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import InvokeTiming, Sample, Span
 
@@ -49,6 +52,11 @@ class Case:
     # makes the inputs from the loaded program's input specs, for inputs that depend on earlier runs.
     make_inputs: Callable[[Sequence[TensorSpec]], Mapping[str, Array]] | None = None
     result: RunResult | None = None
+    # for a generation (--generate): how to run the decoder, its calls, and a run with all tokens as the prompt.
+    decoder: Decoder | None = None
+    calls: tuple[StepCall, ...] = ()
+    prefill: RunResult | None = None
+    generation: GenerationVerdict | None = None
     references: tuple[RunResult, ...] = ()
     # references that failed while others succeeded: name -> error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
@@ -70,6 +78,12 @@ class Case:
     spans: tuple[Span, ...] = ()  # times of the stages on the host clock, in the order of their ends
     sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes uploaded so far)
     capture: Capture | None = None  # the board's part of the profile, if requested
+
+    @property
+    def needs_result(self) -> bool:
+        """Whether the reference needs the board's result: a decoder that chooses its tokens on the board."""
+        return self.decoder is not None and self.inputs is not None and not len(self.inputs[FORCED])
+
     profiles: tuple[ProfileDirectory, ...] = ()  # written profiles
 
     def __bool__(self) -> bool:

@@ -23,30 +23,34 @@ def run_repeatedly(
     options: Options,
     *,
     check: Callable[[LoadedProgram], None] = lambda program: None,
+    **arguments: Any,
 ) -> tuple[LoadedProgram, RunResult, Invocation]:
     """Run a program ``repeat`` times, then run each program of the other compilations once.
+
+    Args:
+        arguments: Further arguments of :meth:`LoadedProgram.run`, which replace those of the options.
 
     Returns:
         The program, and the result and call of the first run. The result and the call include the times of all runs of
         the first program, and the repetition of all runs.
     """
-    names = artifact.output_names
     counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
+    counts |= {"names": artifact.output_names, **arguments}
 
     def load(one: Artifact) -> LoadedProgram:
         return session.load(one, timeout=options.timeout, no_fallback=options.no_fallback, check=check)[0]
 
     program = load(artifact)
-    result, call = program.run(inputs, names=names, **counts)
+    result, call = program.run(inputs, **counts)
     # Merge results immediately: the outputs of all runs may not fit in memory.
     for _ in range(options.repeat - 1):
         if options.fresh_load:
             session.unload(artifact)
         program = load(artifact)
-        result, call = _merge_run(result, call, *program.run(inputs, names=names, **counts))
+        result, call = _merge_run(result, call, *program.run(inputs, **counts))
     for one in others:
         session.board.push(one)
-        again, _ = load(one).run(inputs, names=names, **counts)
+        again, _ = load(one).run(inputs, **counts)
         result = replace(result, repetition=merge([_get_repetition(result), _get_repetition(again)]))
         session.unload(one)
     if others:

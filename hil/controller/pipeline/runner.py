@@ -75,7 +75,7 @@ class Runner(Tools):
                 else EXPECTED_HINT,
                 option="" if is_bundled else "--expected",
             )
-        if case.model.inputs is not None:
+        if case.model.inputs is not None and case.decoder is None:
             try:
                 inputs = make_case_inputs(case, case.model.inputs)
             except OpenDimensions as error:
@@ -91,9 +91,9 @@ class Runner(Tools):
     def refer_early(self, case: Case) -> Case | None:
         """Compute references while the case waits for a board. Pass the result to :meth:`judge`.
 
-        Returns None if the case already has an outcome or references, or if its inputs are unknown.
+        Returns None if the case already has an outcome or references, or if its inputs are not known before the run.
         """
-        if case.outcome or case.inputs is None or case.references:
+        if case.outcome or case.inputs is None or case.references or case.needs_result:
             return None
         return replace(self, sink=ProgressSink()).run_reference(case)
 

@@ -34,6 +34,7 @@ from hil.controller.models.sizing.sizes import range_text
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
+from hil.controller.pipeline.generation import begin_generation, refer_generation, run_prefill, steps_arguments
 from hil.controller.pipeline.repeated import run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -107,7 +108,10 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     )
     model, inputs = with_given_defaults(model, options.inputs, context)
     options = replace(options, runtime=runtime_for(model.format, options.runtime), inputs=inputs)
-    yield replace(case, model=model, options=options).timed(import_s=time.monotonic() - start)
+    case = replace(case, model=model, options=options)
+    if options.generate is not None:
+        case = begin_generation(case)
+    yield case.timed(import_s=time.monotonic() - start)
 
 
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
@@ -197,7 +201,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
             start = time.monotonic()
             others = case.compilations.programs if case.compilations is not None else ()
-            program, result, call = run_repeatedly(session, artifact, others, inputs, options)
+            program, result, call = run_repeatedly(session, artifact, others, inputs, options, **steps_arguments(case))
             spent = time.monotonic() - start
             convert = _make_sign_converter(program.loaded.outputs, case.signature)
             result = replace(
@@ -213,6 +217,8 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
                 fetch_s=call.fetch_s,
             )
+            if case.decoder is not None:
+                case = run_prefill(replace(case, calls=call.calls), program)
             yield case
             tools.sink.keep(case, "outputs")
             if recorder is not None:
@@ -249,6 +255,9 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
 
     If a reference fails, the results of the other references count.
     """
+    if case.decoder is not None:
+        yield from refer_generation(case, tools)
+        return
     context, options = tools.context, case.options
     model, inputs = case.model, case.inputs
     assert model is not None and inputs is not None
@@ -335,7 +344,13 @@ PIPELINE = (
     PipelineStep(Stage.LOAD, _load_program, _has_program),
     PipelineStep(Stage.RUN, _run_program, _has_program),
     PipelineStep(
-        Stage.REFER, _run_reference, lambda case: not case.references and None not in (case.model, case.inputs)
+        Stage.REFER,
+        _run_reference,
+        lambda case: (
+            not case.references
+            and None not in (case.model, case.inputs)
+            and not (case.needs_result and case.result is None)
+        ),
     ),
     PipelineStep(Stage.COMPARE, compare_case, lambda case: case.result is not None and bool(case.references)),
 )

@@ -148,7 +148,7 @@ def _check_profiles(job: Job) -> None:
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     """Return the directory for every kind of profile of a case."""
     kinds = {"compile": job.compile_time_profile, "run": job.profile}
-    several = len(job.models) > 1 or job.dim_ranges
+    several = len(job.models) > 1 or job.dim_ranges or job.generate
     return {kind: folder / case if several else folder for kind, folder in kinds.items() if folder}
 
 

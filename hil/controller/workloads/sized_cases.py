@@ -1,4 +1,4 @@
-"""Cases of a job: a case per model, or per size of a model's dynamic dimensions."""
+"""Cases of a job: a case per model, per size of a model's dynamic dimensions, or per prompt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.models.sizing.sizes import (
     Range,
@@ -60,7 +61,7 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
     names = numbered([safe_name(path.stem) for path in job.models])
     if len(job.models) == 1 and not (only := for_model(options, job.models[0])).dim_ranges:
         # The model's import checks the dimensions.
-        return [SizedCase(names[0], names[0], job.models[0], only, {})]
+        return _per_prompt([SizedCase(names[0], names[0], job.models[0], only, {})])
     given = sizes_of_models(job.models, {**options.dims, **options.dim_ranges}, context, options.function)
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
@@ -72,6 +73,20 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
         chosen = replace(mine, dims=dims, dim_ranges={})
         one = SizedCase(name, name, path, chosen, ranges)
         found += [one.resized(sizes) for sizes in sweep(ranges)]
+    return _per_prompt(found)
+
+
+def _per_prompt(cases: Sequence[SizedCase]) -> list[SizedCase]:
+    """Return a case per prompt for each case with ``--generate``. Raises UsageError for an invalid specification."""
+    found: list[SizedCase] = []
+    for case in cases:
+        path = case.options.generate
+        if path is None:
+            found.append(case)
+            continue
+        for prompt in read_spec(path).prompt:
+            name, options = safe_name(f"{case.name}-{prompt.name}"), replace(case.options, prompt=prompt.name)
+            found.append(replace(case, name=name, options=options))
     return found
 
 

@@ -12,6 +12,7 @@ from hil.controller.cli.options import (
     FILE,
     arithmetic_option,
     cache_options,
+    generate_option,
     input_options,
     iteration_options,
     json_option,
@@ -42,6 +43,7 @@ Examples:
 @target_program_options
 @cache_options
 @input_options
+@generate_option
 @reference_options
 @tolerance_options
 @arithmetic_option

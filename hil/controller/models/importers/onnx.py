@@ -76,8 +76,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     return description(
         file.name,
         graph.name or "main_graph",
-        [_spec(value) for value in real_inputs],
-        [_spec(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
+        [spec_of_value(value) for value in real_inputs],
+        [spec_of_value(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
         ranges=known_ranges(inferred.graph, [value.name for value in real_inputs]),
         external=sorted(external),
         needs=external,
@@ -101,7 +101,8 @@ def _defaults(model: Any) -> list[TensorSpec]:
     """
     held = {tensor.name for tensor in model.graph.initializer} if model.ir_version >= 4 else set()
     values = [value for value in model.graph.input if value.name in held]
-    return [_spec(value) for value in values if value.type.tensor_type.elem_type in _DTYPES and _has_shape(value)]
+    known = [value for value in values if value.type.tensor_type.elem_type in _DTYPES and _has_shape(value)]
+    return list(map(spec_of_value, known))
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
@@ -309,7 +310,8 @@ def _has_shape(value: Any) -> bool:
     return bool(value.type.tensor_type.HasField("shape"))
 
 
-def _spec(value: Any) -> TensorSpec:
+def spec_of_value(value: Any) -> TensorSpec:
+    """Return the spec of an ONNX value info."""
     kind = value.type.tensor_type
     shape: list[Dim] = []
     for dim in kind.shape.dim:

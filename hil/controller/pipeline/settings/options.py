@@ -425,6 +425,15 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'y': array}, or ['y=y.npy']",
     )
+    # specification of prompts for a decoder; None runs the model once.
+    generate: Path | None = _make_option(
+        None,
+        _PATH_OR_NONE,
+        "Generate tokens with a decoder and verify each: a TOML file with prompts.",
+        metavar="SPEC",
+    )
+    # name of a prompt of the specification; each prompt is a case.
+    prompt: str = ""
     # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
 

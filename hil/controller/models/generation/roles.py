@@ -1,0 +1,174 @@
+"""Detect the roles of a decoder's inputs and outputs by their names and shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hil.controller.models.generation.spec import GenerateSpec
+from hil.core.steps import Rule, StepsPlan
+from hil.core.tensors import TensorSpec, dtype_of
+from hil.errors import UsageError, did_you_mean
+
+# Names of inputs by rule, as exporters write them (optimum, torch.onnx, onnxruntime-genai, LiteRT, ExecuTorch).
+_NAMES: Mapping[Rule, tuple[str, ...]] = {
+    Rule.TOKENS: ("input_ids", "tokens", "token_ids", "ids", "token", "decoder_input_ids"),
+    Rule.POSITIONS: ("position_ids", "positions", "cache_position", "input_pos", "position", "pos"),
+    Rule.MASK: ("attention_mask", "mask", "causal_mask", "attn_mask"),
+    Rule.LENGTH: ("total_sequence_length", "total_length"),
+    Rule.LAST: ("seqlens_k",),
+}
+_LOGITS = ("logits", "lm_logits", "prediction_scores")
+# Part of a cache input's name -> parts that replace it in the output's name.
+_PAST = ("past_key_values", "past_key_value", "past", "cache_in", "in")
+_PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out", "out", "updated")
+_NUMBER = re.compile(r"\d+")
+_ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation.md"
+
+
+@dataclass(frozen=True)
+class CacheTensor:
+    """A tensor of the cache.
+
+    Attributes:
+        output: Name of the output with the new content.
+        layer: Layer number, from 0.
+        is_key: Whether it has keys; False for values and unknown content.
+        axis: Axis of the positions.
+    """
+
+    output: str
+    layer: int
+    is_key: bool
+    axis: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model as a decoder: how to run it, and the meaning of its cache."""
+
+    plan: StepsPlan
+    cache: tuple[CacheTensor, ...]
+    inputs: tuple[str, ...]  # names of the constant inputs
+
+
+def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], spec: GenerateSpec) -> Decoder:
+    """Return how to generate tokens with a model.
+
+    Raises:
+        UsageError: A role cannot be detected, a name in the specification does not exist, or an output does not fit the
+            input that takes it.
+    """
+    roles = spec.roles
+    made = {one.name: place for place, one in enumerate(outputs)}
+    taken = {one.name: place for place, one in enumerate(inputs)}
+    for name in (roles.tokens, roles.positions, roles.mask, roles.length, roles.last, *roles.cache):
+        _check_name(name, taken, "input")
+    for name in (roles.logits, *roles.cache.values()):
+        _check_name(name, made, "output")
+    cache = {**_pair_cache(inputs, outputs), **roles.cache}
+    for own, other in cache.items():
+        _check_feedback(inputs[taken[own]], outputs[made[other]])
+    named = {rule: getattr(roles, rule.value) for rule in Rule}
+    free = [one for one in inputs if one.name not in cache and one.name not in named.values()]
+    rules = []
+    for rule in Rule:
+        found = named[rule] or _find_name(_NAMES[rule], free)
+        if not found and rule is Rule.TOKENS:
+            found = _find_only_integers(free)
+        if found:
+            rules.append((taken[found], rule))
+            free = [one for one in free if one.name != found]
+    free_outputs = [one for one in outputs if one.name not in cache.values()]
+    logits = roles.logits or _find_name(_LOGITS, free_outputs) or _find_only(free_outputs)
+    if not any(rule is Rule.TOKENS for _, rule in rules) or not logits:
+        missing = "an output with logits" if not logits else "an input with token ids"
+        raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
+    pairs = [(taken[own], made[other]) for own, other in cache.items()]
+    bounds = {size for own in cache if (size := _bound_of(inputs[taken[own]])) is not None}
+    plan = StepsPlan(
+        rules=tuple(rules),
+        feedback=tuple(sorted(pairs)),
+        logits=made[logits],
+        steps=spec.steps,
+        chunk=spec.chunk,
+        stop=tuple(spec.stop),
+        bound=min(bounds, default=0),
+    )
+    tensors = [_describe_cache(inputs[place], outputs[output]) for place, output in plan.feedback]
+    return Decoder(plan, _numbered_layers(tensors), tuple(one.name for one in free))
+
+
+def _check_name(name: str, known: Mapping[str, int], kind: str) -> None:
+    if name and name not in known:
+        raise UsageError(
+            f"the model has no {kind} {name!r}",
+            hint=f"{did_you_mean(name, known)}{kind}s: {', '.join(known)}",
+            option="--generate",
+        )
+
+
+def _check_feedback(own: TensorSpec, other: TensorSpec) -> None:
+    fixed = zip(own.shape, other.shape, strict=False)
+    same = all(not (isinstance(a, int) and isinstance(b, int)) or a == b for a, b in fixed)
+    if own.dtype != other.dtype or len(own.shape) != len(other.shape) or not same:
+        raise UsageError(f"output {other} does not fit input {own}", hint=_ROLES_HINT, option="--generate")
+
+
+def _pair_cache(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Return cache input -> output, by name."""
+    made = {one.name for one in outputs}
+    found: dict[str, str] = {}
+    for one in inputs:
+        if dtype_of(one.dtype).kind in "biu" and len(one.shape) < 3:
+            continue
+        candidates = [one.name, f"{one.name}_out"]
+        candidates += [one.name.replace(past, new, 1) for past in _PAST if past in one.name for new in _PRESENT]
+        if other := next((name for name in candidates if name in made), ""):
+            found[one.name] = other
+    return found
+
+
+def _find_name(names: Iterable[str], specs: Sequence[TensorSpec]) -> str:
+    """Return the first spec with one of the names. A signature may prefix names: ``decode_tokens:0``."""
+    plain = {re.sub(r"^.*/|:\d+$", "", one.name): one.name for one in specs}
+    return next((plain[name] for name in names if name in plain), "")
+
+
+def _find_only_integers(specs: Sequence[TensorSpec]) -> str:
+    return _find_only([one for one in specs if one.dtype in ("int32", "int64") and len(one.shape) in (1, 2)])
+
+
+def _find_only(specs: Sequence[TensorSpec]) -> str:
+    return specs[0].name if len(specs) == 1 else ""
+
+
+def _list_names(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(str(one) for one in specs[:8]) + (", ..." if len(specs) > 8 else "")
+
+
+def _axis_of(spec: TensorSpec) -> int:
+    """Return the axis of the positions: the last unknown size, or the second axis from the end."""
+    unknown = [axis for axis, size in enumerate(spec.shape) if axis and not isinstance(size, int)]
+    return unknown[-1] if unknown else max(len(spec.shape) - 2, 0)
+
+
+def _bound_of(spec: TensorSpec) -> int | None:
+    """Return the number of positions of a cache with a fixed size, or None."""
+    size = spec.shape[_axis_of(spec)] if spec.shape else None
+    return size if isinstance(size, int) else None
+
+
+def _describe_cache(own: TensorSpec, other: TensorSpec) -> CacheTensor:
+    numbers = _NUMBER.findall(own.name)
+    is_key = bool(re.search(r"key\b|(^|[._])k([._]|$)|\.key$|_k_", own.name))
+    return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, _axis_of(own))
+
+
+def _numbered_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
+    """Number the layers from 0. Without numbers in the names, two tensors in order form a layer."""
+    if any(one.layer < 0 for one in tensors):
+        return tuple(CacheTensor(one.output, place // 2, one.is_key, one.axis) for place, one in enumerate(tensors))
+    order = {number: place for place, number in enumerate(sorted({one.layer for one in tensors}))}
+    return tuple(CacheTensor(one.output, order[one.layer], one.is_key, one.axis) for one in tensors)

@@ -1,0 +1,194 @@
+"""Generation in the stages: inputs of a prompt, the board's run, the reference, and the comparison."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hil import errors
+from hil.compare.generation import CacheRows, Generated, GenerationVerdict, judge_generation
+from hil.compare.verdict import Verdict, compare_output
+from hil.controller.backends.references.generation import run_generation
+from hil.controller.devices.board import LoadedProgram
+from hil.controller.models.generation.roles import Decoder, detect_roles
+from hil.controller.models.generation.spec import Prompt, read_spec
+from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
+from hil.core.arithmetic import FLOAT32
+from hil.core.results import Model, Outcome, RunResult, Stage
+from hil.core.steps import FORCED, LOGITS, OTHER_PROMPT, OUTPUTS, POSITIONS, PROMPT, TOKENS, Rule
+from hil.core.tensors import Array
+
+# The run before the timed one. Another prompt runs between them.
+_LEAST_WARMUP = 1
+
+
+def begin_generation(case: Case) -> Case:
+    """Set the inputs of a case with ``--generate``: a prompt, forced tokens, and another prompt.
+
+    Raises:
+        UsageError: the specification is invalid, or does not fit the model.
+    """
+    options, model = case.options, case.model
+    assert model is not None and options.generate is not None
+    if model.inputs is None or model.outputs is None:
+        raise errors.UsageError(
+            f"cannot generate tokens with a {model.format} file: its inputs are unknown",
+            hint="use the model that the program was compiled from",
+            option="--generate",
+        )
+    if options.expected:
+        raise errors.UsageError("--generate does not support --expected", option="--expected")
+    spec = read_spec(options.generate)
+    decoder = detect_roles(model.inputs, model.outputs, spec)
+    prompt = next((one for one in spec.prompt if one.name == options.prompt), None)
+    if prompt is None:
+        names = ", ".join(one.name for one in spec.prompt)
+        raise errors.UsageError(f"{options.generate} has no prompt {options.prompt!r}", hint=f"prompts: {names}")
+    inputs = {**_make_prompt_inputs(prompt, decoder), **_make_constant_inputs(model, decoder, options)}
+    return replace(case, decoder=decoder, inputs=inputs)
+
+
+def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
+    plan, tokens = decoder.plan, prompt.tokens
+    other = [*reversed(tokens), tokens[0]][: plan.bound or None]
+    if other == tokens:
+        other = [tokens[0] + (1 if tokens[0] == 0 else -1)] * len(tokens)
+    values = {PROMPT: tokens, FORCED: prompt.forced[: plan.steps], OTHER_PROMPT: other}
+    return {name: np.array(value, np.int64) for name, value in values.items()}
+
+
+def _make_constant_inputs(model: Model, decoder: Decoder, options: Options) -> Mapping[str, Array]:
+    specs = [spec for spec in model.inputs or () if spec.name in decoder.inputs]
+    if not specs and not options.inputs:
+        return {}
+    return make_inputs(
+        specs,
+        options.inputs,
+        seed=options.seed,
+        ranges=model.ranges,
+        user_range=options.input_range,
+        dims=options.dims,
+    )
+
+
+def steps_arguments(case: Case) -> dict[str, Any]:
+    """Return the arguments that make :meth:`LoadedProgram.run` generate tokens; none for a case without a decoder."""
+    decoder = case.decoder
+    if decoder is None:
+        return {}
+    names = (*OUTPUTS, *(one.output for one in decoder.cache))
+    return {
+        "steps": decoder.plan,
+        "names": names,
+        "warmup": max(case.options.warmup, _LEAST_WARMUP),
+    }
+
+
+def run_prefill(case: Case, program: LoadedProgram) -> Case:
+    """Run all tokens of a generation as a prompt, to compare the prompt's calls with the steps' calls.
+
+    A model that takes one token per call has no such run.
+    """
+    decoder, result, model = case.decoder, case.result, case.model
+    assert decoder is not None and result is not None and model is not None and model.inputs is not None
+    place = next(place for place, rule in decoder.plan.rules if rule is Rule.TOKENS)
+    if model.inputs[place].shape and model.inputs[place].shape[-1] == 1:
+        return case
+    inputs = {**_with_all_tokens(case), FORCED: np.empty(0, np.int64), OTHER_PROMPT: np.empty(0, np.int64)}
+    inputs[PROMPT] = np.concatenate([inputs[PROMPT], _fed_tokens(case)])
+    arguments = {**steps_arguments(case), "steps": replace(decoder.plan, steps=0, chunk=0), "warmup": 0}
+    prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
+    return replace(case, prefill=prefill)
+
+
+def _fed_tokens(case: Case) -> Array:
+    """Return the tokens of the steps: the forced tokens, or those that the board chose."""
+    assert case.inputs is not None
+    forced = np.asarray(case.inputs[FORCED], np.int64)
+    if forced.size or case.result is None:
+        return forced
+    return np.asarray(case.result.outputs[TOKENS], np.int64)[:-1]
+
+
+def _with_all_tokens(case: Case) -> dict[str, Array]:
+    """Return the inputs with the tokens of all steps as forced tokens, so that a reference runs the same tokens."""
+    return {**(case.inputs or {}), FORCED: _fed_tokens(case), OTHER_PROMPT: np.empty(0, np.int64)}
+
+
+def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
+    """Compute the reference of a generation."""
+    assert case.decoder is not None and case.model is not None
+    start = time.monotonic()
+    tools.sink.stage(case, Stage.REFER, "")
+    settings = reference_settings(case.options, tools.context, case.folder / "logs" / "reference.log")
+    inputs = _with_all_tokens(case)
+    plan = replace(case.decoder.plan, steps=len(inputs[FORCED]), stop=())
+    reference = run_generation(case.model, inputs, plan, **settings)
+    yield (case := replace(case, references=(reference,)).timed(refer_s=time.monotonic() - start))
+    tools.sink.keep(case, "references")
+
+
+def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
+    """Judge a generation against its reference, within the deviation of the hardware's arithmetic."""
+    decoder, model, result, reference = case.decoder, case.model, case.result, case.references[0]
+    assert decoder is not None and model is not None and result is not None
+    start = time.monotonic()
+    arithmetic = arithmetic_of(result) or FLOAT32
+    tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
+    settings = reference_settings(case.options, tools.context, case.folder / "logs" / "control.log")
+    inputs = _with_all_tokens(case)
+    plan = replace(decoder.plan, steps=len(inputs[FORCED]), stop=())
+    control = run_generation(model, inputs, plan, arithmetic, **settings)
+    prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
+    if prefill is not None and len(prefill) != len(inputs[PROMPT]) + len(inputs[FORCED]):
+        prefill = None  # the program returns only the last row
+    board = _generated(decoder, inputs, result, prefill)
+    judged = judge_generation(board, _generated(decoder, inputs, reference), _generated(decoder, inputs, control))
+    verdict = _make_verdict(result, reference, judged)
+    case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
+    repetition = result.repetition
+    if repetition is not None and not repetition.is_stable:
+        what = ", ".join(repetition.differing) or "outputs"
+        reason = f"stale cache or unstable: the same prompt after another prompt returned other {what}"
+        reason = "; ".join(filter(None, (reason, judged.reason)))
+        case = replace(case, outcome=Outcome.UNSTABLE, reason=reason)
+    yield case.timed(compare_s=time.monotonic() - start)
+
+
+def _generated(
+    decoder: Decoder, inputs: Mapping[str, Array], result: RunResult, prefill: Array | None = None
+) -> Generated:
+    outputs, prompt = result.outputs, len(inputs[PROMPT])
+    count = prompt + len(inputs[FORCED])
+    cache = tuple(
+        CacheRows(one.output, one.layer, one.is_key, _rows(outputs[one.output], one.axis)[:count])
+        for one in decoder.cache
+    )
+    return Generated(prompt, outputs[POSITIONS], outputs[LOGITS], outputs[TOKENS], cache, prefill)
+
+
+def _rows(array: Array, axis: int) -> Array:
+    """Return a cache tensor as one row per position."""
+    moved = np.moveaxis(np.asarray(array), axis, 0)
+    return moved.reshape(moved.shape[0], -1)
+
+
+def _make_verdict(result: RunResult, reference: RunResult, judged: GenerationVerdict) -> Verdict:
+    """Return the verdict on the logits, with statistics."""
+    actual = result.outputs[LOGITS]
+    place = {int(position): row for row, position in enumerate(reference.outputs[POSITIONS])}
+    order = [place[int(position)] for position in result.outputs[POSITIONS]]
+    expected = np.asarray(reference.outputs[LOGITS])[order].astype(actual.dtype)
+    output = compare_output(LOGITS, actual, expected, rtol=0.0, atol=judged.error_bound, allow_blind=(LOGITS,))
+    passed = judged.outcome is Outcome.PASS
+    output = replace(output, passed=passed, reason=judged.reason)
+    reason = judged.reason or "; ".join(judged.notes)
+    return Verdict(judged.outcome, reference.source, (output,), reason, reference.relation)
