@@ -116,9 +116,9 @@ class GenerationFault:
     phase: str = ""  # "prefill only", "decode only" or ""
 
     def __str__(self) -> str:
-        parts = [f"{self.kind}"]
-        if self.layer >= 0:
-            parts.append(f"layer {self.layer}")
+        parts = [f"layer {self.layer}"] if self.layer >= 0 else []
+        if self.kind is not FaultKind.LAYER:
+            parts.insert(0, str(self.kind))
         parts.append(f"step {self.step}" if self.step else "in the prompt")
         parts.append(f"position {self.position}")
         if self.tensor:

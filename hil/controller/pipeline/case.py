@@ -37,6 +37,14 @@ class Capture:
 
 
 @dataclass(frozen=True, eq=False)
+class ReferenceDecoder:
+    """ONNX model that defines the results of a generation, and how to run it."""
+
+    model: Model
+    decoder: Decoder
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """A model and the results of its stages so far. A stage returns a new case. Missing results are None."""
 
@@ -54,6 +62,7 @@ class Case:
     result: RunResult | None = None
     # for a generation (--generate): how to run the decoder, its calls, and a run with all tokens as the prompt.
     decoder: Decoder | None = None
+    reference_decoder: ReferenceDecoder | None = None
     calls: tuple[StepCall, ...] = ()
     prefill: RunResult | None = None
     generation: GenerationVerdict | None = None

@@ -12,15 +12,18 @@ import numpy as np
 from hil import errors
 from hil.compare.generation import CacheRows, Generated, GenerationVerdict, judge_generation
 from hil.compare.verdict import Verdict, compare_output
-from hil.controller.backends.references.generation import run_generation
+from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.models.generation.roles import Decoder, detect_roles
 from hil.controller.models.generation.spec import Prompt, read_spec
+from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.case import Case, ReferenceDecoder
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
+from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
 from hil.core.results import Model, Outcome, RunResult, Stage
 from hil.core.steps import FORCED, LOGITS, OTHER_PROMPT, OUTPUTS, POSITIONS, PROMPT, TOKENS, Rule
@@ -30,7 +33,7 @@ from hil.core.tensors import Array
 _LEAST_WARMUP = 1
 
 
-def begin_generation(case: Case) -> Case:
+def begin_generation(case: Case, context: RunContext) -> Case:
     """Set the inputs of a case with ``--generate``: a prompt, forced tokens, and another prompt.
 
     Raises:
@@ -44,8 +47,18 @@ def begin_generation(case: Case) -> Case:
             hint="use the model that the program was compiled from",
             option="--generate",
         )
-    if options.expected:
-        raise errors.UsageError("--generate does not support --expected", option="--expected")
+    unused = {
+        "--expected": bool(options.expected),
+        "--reference": bool(options.references),
+        "--rtol": options.rtol is not None,
+        "--atol": options.atol is not None,
+    }
+    for option in (name for name, given in unused.items() if given):
+        raise errors.UsageError(
+            f"--generate does not support {option}",
+            hint="the bounds follow from the model in the board's arithmetic; add criteria with --accept",
+            option=option,
+        )
     spec = read_spec(options.generate)
     decoder = detect_roles(model.inputs, model.outputs, spec)
     prompt = next((one for one in spec.prompt if one.name == options.prompt), None)
@@ -53,7 +66,12 @@ def begin_generation(case: Case) -> Case:
         names = ", ".join(one.name for one in spec.prompt)
         raise errors.UsageError(f"{options.generate} has no prompt {options.prompt!r}", hint=f"prompts: {names}")
     inputs = {**_make_prompt_inputs(prompt, decoder), **_make_constant_inputs(model, decoder, options)}
-    return replace(case, decoder=decoder, inputs=inputs)
+    reference = ReferenceDecoder(model, decoder)
+    if spec.reference:
+        path = options.generate.parent / spec.reference
+        other = import_model(path, isolated=context.isolated, cache=context.cache)
+        reference = ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), spec))
+    return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs)
 
 
 def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
@@ -125,34 +143,41 @@ def _with_all_tokens(case: Case) -> dict[str, Array]:
 
 def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
     """Compute the reference of a generation."""
-    assert case.decoder is not None and case.model is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    settings = reference_settings(case.options, tools.context, case.folder / "logs" / "reference.log")
-    inputs = _with_all_tokens(case)
-    plan = replace(case.decoder.plan, steps=len(inputs[FORCED]), stop=())
-    reference = run_generation(case.model, inputs, plan, **settings)
+    reference = _run_on_host(case, tools, EXACT, "reference.log")
     yield (case := replace(case, references=(reference,)).timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
 
+def _run_on_host(case: Case, tools: Tools, arithmetic: str, log: str) -> RunResult:
+    """Generate the same tokens on the host in an arithmetic."""
+    reference, inputs = case.reference_decoder, _with_all_tokens(case)
+    assert reference is not None
+    plan = replace(reference.decoder.plan, steps=len(inputs[FORCED]), stop=())
+    settings = reference_settings(case.options, tools.context, case.folder / "logs" / log)
+    return run_generation(reference.model, inputs, plan, arithmetic, **settings)
+
+
 def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     """Judge a generation against its reference, within the deviation of the hardware's arithmetic."""
-    decoder, model, result, reference = case.decoder, case.model, case.result, case.references[0]
-    assert decoder is not None and model is not None and result is not None
+    decoder, host, result, reference = case.decoder, case.reference_decoder, case.result, case.references[0]
+    assert decoder is not None and host is not None and result is not None
     start = time.monotonic()
     arithmetic = arithmetic_of(result) or FLOAT32
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
-    settings = reference_settings(case.options, tools.context, case.folder / "logs" / "control.log")
     inputs = _with_all_tokens(case)
-    plan = replace(decoder.plan, steps=len(inputs[FORCED]), stop=())
-    control = run_generation(model, inputs, plan, arithmetic, **settings)
+    control = _run_on_host(case, tools, arithmetic, "control.log")
     prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
     if prefill is not None and len(prefill) != len(inputs[PROMPT]) + len(inputs[FORCED]):
         prefill = None  # the program returns only the last row
     board = _generated(decoder, inputs, result, prefill)
-    judged = judge_generation(board, _generated(decoder, inputs, reference), _generated(decoder, inputs, control))
-    verdict = _make_verdict(result, reference, judged)
+    if host.decoder.cache != decoder.cache:
+        board = replace(board, cache=())  # the models store the cache in different forms
+    exact, rounded = (_generated(host.decoder, inputs, one) for one in (reference, control))
+    judged = judge_generation(board, exact, rounded)
+    verdict = _make_verdict(case, result, reference, judged)
+    judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
     repetition = result.repetition
     if repetition is not None and not repetition.is_stable:
@@ -181,14 +206,18 @@ def _rows(array: Array, axis: int) -> Array:
     return moved.reshape(moved.shape[0], -1)
 
 
-def _make_verdict(result: RunResult, reference: RunResult, judged: GenerationVerdict) -> Verdict:
-    """Return the verdict on the logits, with statistics."""
+def _make_verdict(case: Case, result: RunResult, reference: RunResult, judged: GenerationVerdict) -> Verdict:
+    """Return the verdict on the logits, with statistics and the user's criteria."""
     actual = result.outputs[LOGITS]
     place = {int(position): row for row, position in enumerate(reference.outputs[POSITIONS])}
     order = [place[int(position)] for position in result.outputs[POSITIONS]]
     expected = np.asarray(reference.outputs[LOGITS])[order].astype(actual.dtype)
-    output = compare_output(LOGITS, actual, expected, rtol=0.0, atol=judged.error_bound, allow_blind=(LOGITS,))
-    passed = judged.outcome is Outcome.PASS
-    output = replace(output, passed=passed, reason=judged.reason)
-    reason = judged.reason or "; ".join(judged.notes)
-    return Verdict(judged.outcome, reference.source, (output,), reason, reference.relation)
+    rules = load_rules(case.options.accept)
+    bound = None if rules else judged.error_bound
+    rtol = None if rules else 0.0
+    output = compare_output(LOGITS, actual, expected, rtol=rtol, atol=bound, allow_blind=(LOGITS,), accept=rules)
+    unmet = output.reason if output.criteria and not output.passed else ""
+    reason = "; ".join(filter(None, (judged.reason, unmet)))
+    outcome = Outcome.FAIL if reason else Outcome.PASS
+    output = replace(output, passed=not reason, reason=reason)
+    return Verdict(outcome, reference.source, (output,), reason or "; ".join(judged.notes), reference.relation)

@@ -66,7 +66,7 @@ class Runner(Tools):
         case = self._run_step(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case
-        if not (options.expected or options.references or default_references(case.model)):
+        if not (case.decoder or options.expected or options.references or default_references(case.model)):
             is_bundled = path.suffix == ".bpte"
             raise errors.UsageError(
                 f"no reference supports {case.model.format} models",

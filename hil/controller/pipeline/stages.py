@@ -110,7 +110,7 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     options = replace(options, runtime=runtime_for(model.format, options.runtime), inputs=inputs)
     case = replace(case, model=model, options=options)
     if options.generate is not None:
-        case = begin_generation(case)
+        case = begin_generation(case, context)
     yield case.timed(import_s=time.monotonic() - start)
 
 

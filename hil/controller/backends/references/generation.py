@@ -46,7 +46,7 @@ def run_generation(
         raise ReferenceFailed(
             f"no independent reference can generate tokens with {model.format} models",
             stage="refer",
-            hint="export the model to ONNX",
+            hint="name an ONNX export of the model in the specification: reference = 'model.onnx'",
         )
     library = "onnx" if arithmetic == EXACT else "onnxruntime"
     source = f"{'onnx reference evaluator' if arithmetic == EXACT else 'onnxruntime'} {version(library)}, {arithmetic}"

@@ -57,6 +57,8 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         chunk: Number of the prompt's tokens per call; 0 is all.
         stop: Tokens that end the generation.
         tokenizer: Path of a ``tokenizer.json``, relative to the specification.
+        reference: Path of an ONNX model that defines the right results, relative to the specification; "" is the model
+            itself. Programs of other formats need it.
         lengths: Also run the first prompt cut to each of these lengths, as separate cases.
     """
 
@@ -65,6 +67,7 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chunk: _Count = 0
     stop: list[Token] = []
     tokenizer: str = ""
+    reference: str = ""
     lengths: list[Annotated[int, Meta(ge=1, le=MAX_STEPS)]] = []
     roles: Roles = msgspec.field(default_factory=Roles)
 
