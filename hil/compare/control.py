@@ -327,7 +327,7 @@ class Bound:
         return ""
 
     def _agrees(self, read: Reader) -> bool:
-        """Return True if a wrong output, read in chunks, would agree with the reference."""
+        """Return True if the limits accept a wrong output. ``read`` returns the output in chunks."""
         eps, differs = _eps(self._control.arithmetic), False
         errors = np.empty(self._wanted.size)
         for start in range(0, errors.size, CHUNK):

@@ -107,7 +107,7 @@ class ForkedChild:
         return status
 
     def kill(self) -> None:
-        """Kill the child unless it ended, because its pid may be reused then."""
+        """Kill the child if it still runs. After the end, a different process may have the same pid."""
         with self._lock:
             if self._status is None:
                 with contextlib.suppress(ProcessLookupError):

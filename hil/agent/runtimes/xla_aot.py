@@ -45,7 +45,7 @@ class XlaAotRuntime(Runtime):
         return {"version": str(ABI), "devices": [DEFAULT_DEVICE]}
 
     def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
-        """Load the library, and the file with its variables' values if present."""
+        """Load the library and, if present, the file with the initial values of the variables."""
         if device not in ("", DEFAULT_DEVICE):
             raise LoadFailed(f"unsupported xla-aot device {device!r}", hint=f"supported: {DEFAULT_DEVICE}")
         path = folder / main

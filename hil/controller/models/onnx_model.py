@@ -1,4 +1,7 @@
-"""Load an ONNX model for rewriting, with fixed sizes and inline small weights. Large weights stay in their files."""
+"""Load an ONNX model for rewriting.
+
+All dimensions get fixed sizes. Small weights are copied into the model; large weights stay in their files.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from hil.formats.onnx_file import load_onnx
 
 
 def load_model(path: Path, dims: Mapping[str, int]) -> Any:
-    """Load a model with fixed sizes and inline small weights."""
-
+    """Load a model, set the sizes of its dimensions, and copy small weights into the model."""
     model = load_onnx(path)
     initialised = {tensor.name for tensor in model.graph.initializer}
     fix_dims([value for value in model.graph.input if value.name not in initialised], dims)

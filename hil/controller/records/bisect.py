@@ -27,7 +27,7 @@ class BisectFinding(Record, kw_only=True):
 
 
 class LayerFinding(Record, kw_only=True):
-    """Results of a layer; null if not requested."""
+    """Results of a layer. A result that was not requested is null."""
 
     name: str
     op: str

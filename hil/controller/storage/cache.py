@@ -358,7 +358,7 @@ def _look(file: Path) -> dict[str, int]:
 
 
 class Uses:
-    """Keys that one user of a cache has in use, in a file that is locked during the user's lifetime.
+    """Keys that a :class:`Cache` object, one user of a cache, has in use. The user keeps the file with the keys locked.
 
     The system releases the lock when the process ends for any reason. So a file without a lock is stale.
     """
@@ -372,7 +372,7 @@ class Uses:
         self._file: int | None = None
 
     def add(self, key: str) -> None:
-        """Register the use of a key. If the cache is not writable, other users are not informed."""
+        """Register a key as used. Has no effect in a read-only cache, so other users may delete the entry."""
         with self._lock, contextlib.suppress(OSError):
             if key not in self._keys:
                 self._file = self._open() if self._file is None else self._file

@@ -129,7 +129,7 @@ class Hold:
         raise errors.BoardLost("the board closed the new session immediately")
 
     def wait_over(self) -> None:
-        """Wait until :attr:`over` is known, after another stream reported the end of the session."""
+        """Wait for the reason in :attr:`over`. Call this after a different stream reported the end of the session."""
         self._closed.wait(_REASON_S)
 
     def _silence(self) -> None:

@@ -52,7 +52,7 @@ class Loan:
     begins: int  # byte offset in the log at which this loan begins
 
     def printed(self) -> str:
-        """Return the output during this loan, and the reason for a missing sandbox."""
+        """Return the simulator's output since this loan began, after earlier lines that explain a missing sandbox."""
         printed = read_file(simulator_process.log_of(self.folder))
         before = [line for line in printed[: self.begins].splitlines() if line.startswith(b"not sandboxed: ")]
         return b"\n".join([*before, printed[self.begins :]]).decode(errors="replace")

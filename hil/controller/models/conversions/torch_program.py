@@ -1,4 +1,7 @@
-"""Convert exported PyTorch programs to MLIR's torch dialect and to ONNX. For isolated processes: imports torch."""
+"""Convert exported PyTorch programs to MLIR's torch dialect and to ONNX.
+
+Call these functions only in an isolated process: they import torch.
+"""
 
 from __future__ import annotations
 

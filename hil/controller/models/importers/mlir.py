@@ -190,7 +190,7 @@ def _mutable(module: Any) -> Iterator[str]:
 
 
 def _random(module: Any) -> Iterator[str]:
-    """Yield the names of operations that draw random numbers. ONNX operations are wrapped in torch.operator."""
+    """Yield the names of operations that draw random numbers. For ONNX, the name is in ``torch.operator``."""
     from iree.compiler import ir
 
     found: dict[str, None] = {}

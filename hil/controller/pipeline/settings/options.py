@@ -36,7 +36,7 @@ Kind = tuple[str, Callable[[Any], Any]]
 
 
 def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
-    """Convert a value to hil's type. Raises UsageError if the value is invalid."""
+    """Convert the value of option ``name`` to a ``kind``. Raises UsageError if the value is invalid."""
     wanted, make = kind
     try:
         return make(value)

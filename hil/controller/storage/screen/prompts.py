@@ -23,7 +23,7 @@ _interrupts = 0
 
 @contextlib.contextmanager
 def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Register a display that pauses during prompts, in the context that ``pause`` returns."""
+    """Pause a display during prompts: each prompt runs in the context that ``pause`` returns."""
     _displays.append(pause)
     try:
         yield

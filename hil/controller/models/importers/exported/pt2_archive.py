@@ -40,10 +40,10 @@ _FORBIDDEN = re.compile(r"data/(aotinductor|executorch)/|data/(weights|constants
 
 
 def load_program(path: str) -> Any:
-    """Load a ``torch.export.ExportedProgram`` from a file. For isolated processes: imports torch.
+    """Load a ``torch.export.ExportedProgram`` from a file. Call this only in an isolated process: it imports torch.
 
     Raises:
-        ImportFailed: the file is damaged, for a different torch, or would run code from the file.
+        ImportFailed: the file is damaged, is for a different version of torch, or contains code that would run.
     """
     name = Path(path).name
     try:

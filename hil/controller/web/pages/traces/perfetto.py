@@ -117,9 +117,9 @@ def _stream_file(path: Path, headers: Mapping[str, str]) -> Response:
 
 
 class _OpenFile(StreamingResponse):
-    """Response with the current length of an open file, which may still grow. Closes the file at the end.
+    """Response with the content of an open file, up to the current length. The file may still grow.
 
-    The client may disconnect before the first read.
+    Closes the file at the end, even if the client disconnects before the first read.
     """
 
     def __init__(self, file: BinaryIO, media_type: str, headers: Mapping[str, str]) -> None:
