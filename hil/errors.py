@@ -307,8 +307,8 @@ class FarmUnreachable(FarmError):
     outcome = "BOARD_UNREACHABLE"
 
 
-def one_of(known: Iterable[str], intro: str = "one of ") -> str:
-    """Return the end of a hint, ``one of a, b``; "" if ``known`` is empty."""
+def one_of(known: Iterable[str], intro: str = "expected one of ") -> str:
+    """Return the end of a hint, ``expected one of a, b``; "" if ``known`` is empty."""
     listed = ", ".join(known)
     return f"{intro}{listed}" if listed else ""
 

@@ -57,13 +57,16 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         "--tls-client-ca", type=Path, metavar="PEM", help="require client certificates signed by this CA"
     )
     options.add_argument(
-        "--trusted-keys", type=Path, metavar="FILE", help="load only programs of bundles signed by one of these keys"
+        "--trusted-keys",
+        type=Path,
+        metavar="FILE",
+        help="load only programs from bundles that are signed with one of these keys",
     )
     options.add_argument("--build", default="", metavar="ID", help="deployed build, reported to controllers")
     options.add_argument(
         "--idle-exit", type=float, default=0.0, metavar="S", help="stop after this many seconds without a session"
     )
-    options.add_argument("--lifeline", action="store_true", help="stop when stdin closes, because the starter exited")
+    options.add_argument("--lifeline", action="store_true", help="stop when stdin closes: the parent process has ended")
     return options
 
 
@@ -155,7 +158,7 @@ def main() -> None:
     options.add_argument(
         "--claim-board",
         action="store_true",
-        help="limit this machine to a single session, shared with agents of other logins",
+        help="reserve the machine during a session; agents of other users with this option wait",
     )
     arguments = options.parse_args()
     try:

@@ -201,7 +201,7 @@ class _ForkedWorker:
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
                 what = f"the profile has {size} bytes, more than the board's {order['limit']} bytes of memory"
-                raise RunFailed(what, hint="fewer iterations")
+                raise RunFailed(what, hint="use fewer iterations")
             outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files), answers.size)
         self.numbers = [0, 0, _own_peak()]
         return {"outputs": outputs, **answers.record()}

@@ -81,7 +81,7 @@ class Agent:
             config.listen,
             protected=bool(config.tls_key and config.tls_cert and config.token),
             needs="TLS and a token",
-            hint="--tls-cert, --tls-key and --token-file",
+            hint="set --tls-cert, --tls-key and --token-file",
         )
         check_tls_files(
             cert=config.tls_cert,

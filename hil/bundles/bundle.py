@@ -75,12 +75,15 @@ class Bundle:
             raise UsageError(f"cannot store the bundle's metadata as JSON: {error}") from error
         if len(text) > layout.MAX_MANIFEST_BYTES:
             raise UsageError(
-                f"the manifest has {len(text)} bytes, {layout.MAX_MANIFEST_BYTES} are allowed", hint="fewer cases"
+                f"the manifest has {len(text)} bytes, at most {layout.MAX_MANIFEST_BYTES} are allowed",
+                hint="use fewer cases",
             )
         head = Head(0, text)
         size = head.data_offset + sum(layout.aligned(blob.nbytes) for blob in blobs.values())
         if size > layout.MAX_FILE_BYTES:
-            raise UsageError(f"the bundle has {size} bytes, {layout.MAX_FILE_BYTES} are allowed", hint="fewer cases")
+            raise UsageError(
+                f"the bundle has {size} bytes, at most {layout.MAX_FILE_BYTES} are allowed", hint="use fewer cases"
+            )
         # Parse the result like a reader, so that unreadable bundles are rejected now.
         return cls._read(Head(size, text), blobs)
 

@@ -138,7 +138,7 @@ def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]
             found = [(method.name, method.cases[int(one)].name) for method in methods if int(one) < len(method.cases)]
         if not found:
             names = [f"{method.name}/{case.name}" for method in methods for case in method.cases]
-            raise UsageError(f"case {one!r} not found", hint=one_of(names, "one of "))
+            raise UsageError(f"case {one!r} not found", hint=one_of(names))
         for name, case in found:
             kept.setdefault(name, set()).add(case)
     return [

@@ -121,7 +121,7 @@ def open_reader(path: Path) -> Iterator[FileReader]:
                 raise UsageError(f"{path} is not a bundle: the file is empty", hint=_BROKEN)
             # All blobs are read into memory.
             if reader.size > (most := min(MAX_FILE_BYTES, MAX_MODEL_BYTES)):
-                raise UsageError(f"{path} has {reader.size} bytes, {most} are allowed")
+                raise UsageError(f"{path} has {reader.size} bytes, at most {most} are allowed")
             yield reader
     except FileNotFoundError as error:
         raise UsageError(f"no such file: {path}") from error
@@ -146,7 +146,9 @@ def read_head(view: memoryview) -> Head:
             hint="use the version of hil that created it",
         )
     if manifest_size > MAX_MANIFEST_BYTES:
-        raise UsageError(f"the manifest has {manifest_size} bytes, {MAX_MANIFEST_BYTES} are allowed", hint=_BROKEN)
+        raise UsageError(
+            f"the manifest has {manifest_size} bytes, at most {MAX_MANIFEST_BYTES} are allowed", hint=_BROKEN
+        )
     manifest = bytes(view[HEADER_BYTES : HEADER_BYTES + manifest_size])
     if len(manifest) != manifest_size:
         raise UsageError("the bundle is truncated in the manifest", hint=_BROKEN)
@@ -169,7 +171,7 @@ def read_blobs(reader: FileReader, head: Head, table: Sequence[tuple[str, int]])
         UsageError: the file is truncated, overlong, or damaged.
     """
     if len(table) > MAX_BLOBS:
-        raise UsageError(f"the bundle has {len(table)} blobs, {MAX_BLOBS} are allowed", hint=_BROKEN)
+        raise UsageError(f"the bundle has {len(table)} blobs, at most {MAX_BLOBS} are allowed", hint=_BROKEN)
     needed = head.data_offset + sum(aligned(size) for _, size in table)
     if reader.size != head.size or needed != head.size:
         raise UsageError(

@@ -47,7 +47,7 @@ def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]
 def items(value: Sequence[Any], where: str, most: int) -> Sequence[Any]:
     """Check the length of a JSON array. Raises UsageError if the array has more than ``most`` items."""
     if len(value) > most:
-        raise refused(where, f"has {len(value)} entries, {most} are allowed")
+        raise refused(where, f"has {len(value)} entries, at most {most} are allowed")
     return value
 
 
@@ -151,7 +151,7 @@ def _is_size(value: Any) -> bool:
 def _elements(sizes: Sequence[Any], rank: int, where: str) -> int:
     """Check a tensor's sizes and return their product. ``sizes`` excludes symbolic dimensions."""
     if rank > MAX_RANK:
-        raise refused(f"{where}.shape", f"has {rank} entries, {MAX_RANK} are allowed")
+        raise refused(f"{where}.shape", f"has {rank} entries, at most {MAX_RANK} are allowed")
     if not all(map(_is_size, sizes)):
         raise refused(f"{where}.shape", "has an invalid dimension")
     # Skip zeros: numpy multiplies strides even for tensors without elements.

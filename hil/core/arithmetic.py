@@ -43,6 +43,6 @@ def check_arithmetic(name: str, where: str) -> str:
     if name and name not in ARITHMETICS:
         raise UsageError(
             f"{where}: unknown arithmetic {name!r}",
-            hint=f"{did_you_mean(name, ARITHMETICS)}one of {', '.join(ARITHMETICS)}",
+            hint=f"{did_you_mean(name, ARITHMETICS)}expected one of {', '.join(ARITHMETICS)}",
         )
     return name

@@ -290,7 +290,9 @@ def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
             _check_placeholders(where, key, known, text)
     for key, allowed in (("kind", KINDS), ("tensors", TENSORS)):
         if getattr(runtime, key) not in allowed:
-            raise UsageError(f"{where} {key} is {getattr(runtime, key)!r}", hint=f"one of {', '.join(allowed)}")
+            raise UsageError(
+                f"{where} {key} is {getattr(runtime, key)!r}", hint=f"expected one of {', '.join(allowed)}"
+            )
     if runtime.program and runtime.file:
         raise UsageError(
             f"{where} sets both program, a path on the board, and file, to upload", hint="remove program or file"

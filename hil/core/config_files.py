@@ -83,7 +83,7 @@ def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "")
         "has been altered since you trusted it" if state == "altered" else "is in a directory that you have not trusted"
     )
     raise UsageError(
-        f"{path} {why} and uses settings that need trust: {', '.join(asks)}",
+        f"{path} {why}, but uses settings that need trust: {', '.join(asks)}",
         hint=f"review it, then run: hil board trust {path.parent}"
         + (f"; or name the file: {instead}" if instead else ""),
     )

@@ -39,7 +39,7 @@ class Hasher:
 
     def __init__(self, algorithm: str = DEFAULT, threads: int = 1) -> None:
         if algorithm not in ALGORITHMS:
-            raise UsageError(f"unknown digest algorithm {algorithm!r}", hint=f"one of {', '.join(ALGORITHMS)}")
+            raise UsageError(f"unknown digest algorithm {algorithm!r}", hint=f"expected one of {', '.join(ALGORITHMS)}")
         self.algorithm = algorithm
         self._hash: Any = blake3(max_threads=threads) if algorithm == "blake3" else hashlib.sha256()
 

@@ -73,7 +73,7 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         while size < len(data) <= most and (piece := file.read(_PIECE)):
             data += piece
     if max(size, len(data)) > most:
-        raise _unreadable(str(path), f"has {max(size, len(data))} bytes, {most} are allowed")
+        raise _unreadable(str(path), f"has {max(size, len(data))} bytes, at most {most} are allowed")
     return data
 
 
@@ -174,7 +174,7 @@ def load_file(path: Path, most: int = MAX_MODEL_BYTES) -> memoryview:
     """
     with FileReader(path) as reader:
         if reader.size > most:
-            raise _unreadable(str(path), f"has {reader.size} bytes, {most} are allowed")
+            raise _unreadable(str(path), f"has {reader.size} bytes, at most {most} are allowed")
         return reader.read(0, reader.size)
 
 

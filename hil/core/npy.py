@@ -260,7 +260,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     found: dict[str, zipfile.ZipInfo] = {}
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
-        raise ValueError(f"contains {len(members)} arrays, {MAX_MEMBERS} are allowed")
+        raise ValueError(f"contains {len(members)} arrays, at most {MAX_MEMBERS} are allowed")
     for member in members:
         name = member.filename
         if not name.endswith(".npy"):

@@ -49,7 +49,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
         resolved: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return resolved
-    raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(DTYPES)}")
+    raise UsageError(f"unknown dtype {name!r}", hint=f"expected one of {', '.join(DTYPES)}")
 
 
 def float_limits(dtype: Any) -> Any:
@@ -81,7 +81,7 @@ def dtype_name(dtype: Any) -> str:
 def _dtype_name(resolved: np.dtype[Any]) -> str:
     name = "string" if resolved.kind in "OUT" else resolved.name
     if name not in DTYPES:
-        raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"one of {', '.join(DTYPES)}")
+        raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"expected one of {', '.join(DTYPES)}")
     return name
 
 

@@ -212,7 +212,7 @@ def choose_function(functions: Mapping[str, Function], name: str) -> Function:
             if offered
             else "no functions"
         )
-        hint = one_of(offered, "--function with one of: ")
+        hint = one_of(offered, "use --function with one of: ")
         raise LoadFailed(f"the module has {wanted}", hint=hint, option="--function" if offered else "")
     return functions[chosen]
 

@@ -239,7 +239,9 @@ def _choose(file: str, function: str, signatures: tuple[str, ...]) -> str:
     if function and function not in signatures:
         raise LoadFailed(
             f"function {function!r} not found in {file}",
-            hint=f"--function with one of: {listed}" if signatures else "the file has no signatures: omit --function",
+            hint=f"use --function with one of: {listed}"
+            if signatures
+            else "the file has no signatures: omit --function",
             option="--function",
         )
     if not function and len(signatures) > 1:

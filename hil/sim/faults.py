@@ -135,7 +135,7 @@ def parse(text: str) -> Fault:
     """Parse a fault. Raises UsageError for an unknown name or key, or an invalid value."""
     name, _, rest = text.partition(":")
     if name not in _KEYS:
-        raise UsageError(f"unknown fault {name!r}", hint=f"one of {', '.join(_KEYS)}")
+        raise UsageError(f"unknown fault {name!r}", hint=f"expected one of {', '.join(_KEYS)}")
     keys = dict(_KEYS[name])
     example = f"for example {Fault(name, keys)}"
     for part in filter(None, rest.split(",")):

@@ -290,7 +290,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
     if position is None:
         if fault.keys["others"] == "spare":
             return
-        there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "output=N with one of: ")
+        there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "use output=N with one of: ")
         raise UsageError(
             f"fault corrupt: output {which} not found in the program",
             hint=f"{there}{there and '; or '}others=spare, which ignores programs without this output",

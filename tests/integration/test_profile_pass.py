@@ -263,7 +263,7 @@ def test_oversized_profile_raises_run_failed(start_agent, open_client, add_progr
     loaded = add.load(client)
     with pytest.raises(errors.RunFailed, match=r"the profile has \d+ bytes, more than the board's 1048576") as caught:
         client.profile(loaded.program_id, INPUTS, iterations=4000)
-    assert caught.value.hint == "fewer iterations"
+    assert caught.value.hint == "use fewer iterations"
     assert client.profile(loaded.program_id, INPUTS).files
 
 

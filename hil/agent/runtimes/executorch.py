@@ -89,7 +89,7 @@ class ExecuTorchRuntime(Runtime):
             if method is None:
                 raise LoadFailed(
                     f"method {function!r} not found in {main}" if function else f"{main} has {len(methods)} methods",
-                    hint=f"--function with one of {', '.join(methods) or 'none'}",
+                    hint=f"use --function with one of: {', '.join(methods) or 'none'}",
                     option="--function",
                 )
             _check_needs(library, main, method)

@@ -66,7 +66,8 @@ class IreeRuntime:
             raise LoadFailed(f"IREE cannot open device {name!r}: {error}") from error
         if name not in self._devices:
             raise LoadFailed(
-                f"IREE driver for device {name!r} not found", hint=f"one of {rt.query_available_drivers()}"
+                f"IREE driver for device {name!r} not found",
+                hint=f"available: {', '.join(rt.query_available_drivers())}",
             )
         hal_device = self._devices[name]
         path = folder / main

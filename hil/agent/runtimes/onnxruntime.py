@@ -64,7 +64,8 @@ class OnnxRuntime(Runtime):
         provider = device or DEFAULT_DEVICE
         if provider not in ort.get_available_providers():
             raise LoadFailed(
-                f"ONNX Runtime lacks execution provider {provider!r}", hint=f"one of {ort.get_available_providers()}"
+                f"ONNX Runtime lacks execution provider {provider!r}",
+                hint=f"available: {', '.join(ort.get_available_providers())}",
             )
 
         def make(options: ort.SessionOptions) -> ort.InferenceSession:

@@ -38,7 +38,7 @@ class TfLiteRuntime(Runtime):
     def load(self, folder: Path, main: str, device: str, function: str) -> TfLiteProgram:
         """Open a signature of the model, or its main graph."""
         if (device or DEFAULT_DEVICE) not in KERNELS:
-            raise LoadFailed(f"unsupported LiteRT device {device!r}", hint=f"one of {', '.join(KERNELS)}")
+            raise LoadFailed(f"unsupported LiteRT device {device!r}", hint=f"supported: {', '.join(KERNELS)}")
         return TfLiteProgram(lambda: open_signature(folder / main, function, kernels=device or DEFAULT_DEVICE))
 
 

@@ -223,7 +223,7 @@ compile_profile_option = click.option(
     "--compile-time-profile",
     type=FOLDER,
     metavar="DIR",
-    help="Also profile the compilation: passes, dispatches, executables and estimates, as CSV and trace.",
+    help="Also profile the compiler: write passes, dispatches with estimated costs, and executables to DIR.",
 )
 # For all commands that run models. A suite creates a subdirectory in DIR for each case.
 profile_options = options(

@@ -92,7 +92,7 @@ class FileSubject:
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
                 f"backend {backend.name} runs only TensorFlow modules, but {self.name} consists of model files",
-                hint=f"one of {', '.join(self.references)}, iree_llvmcpu, board:NAME",
+                hint=f"expected one of {', '.join(self.references)}, iree_llvmcpu, board:NAME",
             )
         return _FileRunner(self, backend, context, folder / backend.id, settings)
 

@@ -129,7 +129,7 @@ def test_file_readers_enforce_size_limit(tmp_path: Path) -> None:
             read(path)
     path.write_bytes(b"12345")
     assert read_file(path, 5) == b"12345"
-    with pytest.raises(UnreadableFile, match="has 5 bytes, 4 are allowed"):
+    with pytest.raises(UnreadableFile, match="has 5 bytes, at most 4 are allowed"):
         read_file(path, 4)
 
 
@@ -163,7 +163,7 @@ def test_load_file_checks_size(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"abc")
     assert bytes(load_file(path)) == b"abc"
-    with pytest.raises(UnreadableFile, match="has 3 bytes, 2 are allowed"):
+    with pytest.raises(UnreadableFile, match="has 3 bytes, at most 2 are allowed"):
         load_file(path, 2)
 
 

@@ -345,7 +345,7 @@ class TraceProcessor:
 
 def _check_read(trace: Path, error: str) -> None:
     if error:
-        raise UsageError(f"{trace} cannot be read as a trace: {error.strip()}", hint=_TRACE_HINT)
+        raise UsageError(f"cannot read {trace} as a trace: {error.strip()}", hint=_TRACE_HINT)
 
 
 def _check_complete(trace: Path, file: BinaryIO) -> None:

@@ -78,7 +78,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     toolchains = [name.strip() for name in compilers.split(",")]
     for name in toolchains:
         if name not in TOOLCHAINS:
-            hint = f"{did_you_mean(name, TOOLCHAINS)}one of {', '.join(TOOLCHAINS)}"
+            hint = f"{did_you_mean(name, TOOLCHAINS)}expected one of {', '.join(TOOLCHAINS)}"
             raise UsageError(f"unknown compiler {name!r}", hint=hint)
     asked = Asked(
         read_study(folder, only),

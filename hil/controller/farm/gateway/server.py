@@ -172,7 +172,7 @@ def _check_addresses(config: GatewayConfig) -> None:
     check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True, listens=config.listen)
     for listen in config.listen:
         protected = bool(config.tls_cert and config.tls_key)
-        check_listen(listen, protected=protected, needs="TLS", hint="--tls-cert and --tls-key")
+        check_listen(listen, protected=protected, needs="TLS", hint="set --tls-cert and --tls-key")
         if listen.startswith("unix:"):
             refuse_if_served(listen[len("unix:") :])
 

@@ -152,8 +152,8 @@ class LocalFarm:
         except filelock.Timeout:
             raise FarmError(
                 f"the farm in {self.home} is already running",
-                hint="hil farm down stops it; hil farm host --name OTHER --board NAME adds a board; "
-                "for a separate farm, set HIL_FARM_HOME",
+                hint="to stop it: hil farm down; to add a board: hil farm host --name OTHER --board NAME; "
+                "to start a separate farm: set HIL_FARM_HOME",
             ) from None
         except OSError as error:
             raise StorageError(f"{self.home} cannot be written: {error}") from error

@@ -249,7 +249,7 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     if (mode := last("equality_mode")) == "exact":
         rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
-        raise UsageError(f"invalid --equality_mode={mode}", hint="one of approximate, exact")
+        raise UsageError(f"invalid --equality_mode={mode}", hint="expected one of approximate, exact")
     return FlagFile(
         tuple(_resolve_path(folder, value) for value in found.get("module", ())),
         last("function"),

@@ -184,7 +184,9 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
     """Return a session by id. Raises UsageError if the session is missing."""
     row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
     if row is None:
-        raise UsageError(f"session {session_id!r} not found", hint="see the list of sessions; it may have been deleted")
+        raise UsageError(
+            f"session {session_id!r} not found", hint="the session may be deleted; see the list of sessions"
+        )
     return _make_session(row)
 
 

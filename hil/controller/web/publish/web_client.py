@@ -68,7 +68,7 @@ class WebClient:
         self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
         self._token = (token or parse_qs(parts.query).get("token", [""])[-1]).strip()
         if not self._token:
-            raise UsageError(f"token required to publish to {self.address}", hint="--token, or HIL_WEB_TOKEN")
+            raise UsageError(f"token required to publish to {self.address}", hint="set --token or HIL_WEB_TOKEN")
         if not (self._token.isascii() and self._token.isprintable()):
             raise UsageError("invalid token: only printable ASCII characters are allowed")
         if not (self._context or plain_http or _is_loopback(self._host)):

@@ -92,7 +92,9 @@ class Matrix:
         head = read_record(folder / MATRIX, MatrixRun)
         check_seal(folder, _list_sealed(head))
         if head.kind != kind:
-            raise UsageError(f"{folder} is a matrix of a different command", hint=f"resume it with: {head.command}")
+            raise UsageError(
+                f"{folder} contains the matrix of a different command", hint=f"resume it with: {head.command}"
+            )
         return cls(folder, head)
 
     @property

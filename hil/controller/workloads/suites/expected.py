@@ -260,7 +260,7 @@ def _parse_entry(where: str, table: str, number: int, row: Mapping[str, Any]) ->
     for key in row:
         if key not in _KEYS:
             raise UsageError(
-                f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KEYS)}one of {', '.join(_KEYS)}"
+                f"{where}: unknown key {key!r}", hint=f"{did_you_mean(key, _KEYS)}expected one of {', '.join(_KEYS)}"
             )
     for key in ("cases", "outcome", "reason"):
         if key not in row:
@@ -302,9 +302,9 @@ def _check_outcome(where: str, table: str, outcome: str) -> None:
         hint = f"move the entry to [[{other}]]; [[{table}]] supports {allowed}"
         raise UsageError(f"{where}: unsupported outcome {outcome} in [[{table}]]", hint=hint)
     if outcome in Outcome.__members__:
-        raise UsageError(f"{where}: unsupported outcome {outcome}", hint=f"one of {allowed}")
+        raise UsageError(f"{where}: unsupported outcome {outcome}", hint=f"expected one of {allowed}")
     every = [one for outcomes in TABLES.values() for one in outcomes]
-    hint = f"{did_you_mean(outcome.upper(), every)}one of {allowed}"
+    hint = f"{did_you_mean(outcome.upper(), every)}expected one of {allowed}"
     raise UsageError(f"{where}: unknown outcome {outcome!r}", hint=hint)
 
 

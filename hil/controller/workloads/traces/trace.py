@@ -161,7 +161,9 @@ def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
         raise UsageError(f"{folder}: invalid call of a trace: invalid file name {name!r}")
     array = load_npy(within(folder, folder / name), dtype)
     if dtype_name(array.dtype) != dtype or list(array.shape) != saved["shape"]:
-        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, expected {saved['shape']} {dtype}")
+        raise UsageError(
+            f"{folder / name} contains {list(array.shape)} {array.dtype}, expected {saved['shape']} {dtype}"
+        )
     return array
 
 

@@ -197,7 +197,7 @@ def _parse_choice(kind: type[E], what: str, value: str) -> E:
     try:
         return kind(value)
     except ValueError as error:
-        hint = f"one of {', '.join(one.value for one in kind)}"
+        hint = f"expected one of {', '.join(one.value for one in kind)}"
         raise UsageError(f"unknown {what} {value[:50]!r}", hint=hint) from error
 
 

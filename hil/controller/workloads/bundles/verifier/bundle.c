@@ -86,7 +86,7 @@ static uint32_t limited(const struct json *json, uint32_t list, const char *wher
 {
     uint32_t count = json->nodes[list].count;
     if (count > most)
-        refuse(HINT, "the bundle's manifest: %s has %u entries, %u are allowed", where, count, most);
+        refuse(HINT, "the bundle's manifest: %s has %u entries, at most %u are allowed", where, count, most);
     return count;
 }
 

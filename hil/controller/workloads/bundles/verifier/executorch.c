@@ -182,7 +182,7 @@ static size_t read_entries(struct buffer *buffer, struct entry **found)
     struct table program = root(buffer, "ET12");
     struct vector plans = vector(program, 1, 4);
     if (plans.count > MAX_METHODS)
-        refuse(HINT, "the program has %llu methods, %d are allowed", (unsigned long long)plans.count, MAX_METHODS);
+        refuse(HINT, "the program has %llu methods, at most %d are allowed", (unsigned long long)plans.count, MAX_METHODS);
     struct entry *entries = *found = allocate(plans.count, sizeof *entries);
     for (uint64_t i = 0; i < plans.count; i++) {
         struct table plan = item(program, plans, i);
