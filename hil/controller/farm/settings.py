@@ -53,10 +53,11 @@ def load_settings(path: Path) -> FarmSettings:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3660 * _DAY_S:
             raise UsageError(f"{path}: [terms] {name} must be a number above 0")
     settings = FarmSettings(**{name: float(value) for name, value in table.items()})
-    shortest = min(settings.lease_s, settings.holder_s, settings.owner_s)
-    if settings.beat_s >= shortest:
+    shortest = min(("lease_s", "holder_s", "owner_s"), key=lambda name: getattr(settings, name))
+    limit = getattr(settings, shortest)
+    if settings.beat_s >= limit:
         raise UsageError(
-            f"{path}: [terms] beat_s must be below {shortest:g}, got {settings.beat_s:g}",
+            f"{path}: [terms] beat_s must be below {shortest} ({limit:g}), got {settings.beat_s:g}",
             hint="beat_s must be below lease_s, holder_s and owner_s; a quarter of the smallest is recommended",
         )
     return settings

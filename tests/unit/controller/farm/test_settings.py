@@ -45,8 +45,8 @@ def test_settings_accept_every_term(path: Path):
     [
         ("[terms]\nleese_s = 1", r"unknown setting 'leese_s' in \[terms\]"),
         ("[terms]\nlease_s = 0", "lease_s must be a number above 0"),
-        ("[terms]\nlease_s = 1", "beat_s must be below 1, got 1.5"),
-        ("[terms]\nbeat_s = 6", "beat_s must be below 6"),
+        ("[terms]\nlease_s = 1", r"beat_s must be below lease_s \(1\), got 1.5"),
+        ("[terms]\nbeat_s = 6", r"beat_s must be below lease_s \(6\)"),
         ("[terms]\nlease_s = -1", "lease_s must be a number above 0"),
         ("[terms]\nlease_s = nan", "lease_s must be a number above 0"),
         ("[terms]\nlease_s = inf", "lease_s must be a number above 0"),
