@@ -170,8 +170,8 @@ class Npz:
             if fits is None or not fits(header.dtype, header.shape):
                 if header.nbytes > self._free:
                     raise ValueError(
-                        f"unpacks to {header.nbytes} bytes, far more than the archive, and the model's input size is "
-                        "unknown; save it as .npy"
+                        f"unpacks to {header.nbytes} bytes, far more than the archive, and not the size of a known "
+                        "model input; save the array as .npy"
                     )
                 self._free -= header.nbytes
             array = _array(file, header)
@@ -270,7 +270,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name[:80]!r} has an unsupported compression method")
         if found.setdefault(name.removesuffix(".npy"), member) is not member:
-            raise ValueError(f"contains {name[:80]!r} twice")
+            raise ValueError(f"duplicate array {name[:80]!r}")
     return found
 
 

@@ -185,7 +185,7 @@ def test_npz_rejects_damaged_or_unusual_archive(tmp_path: Path, recwarn: Any):
     flipped = bytearray(written("x.npy"))
     flipped[flipped.index(b"\x93NUMPY") + len(whole) - 1] ^= 1
     cases = {
-        "twice": (written("x.npy", "x.npy"), "twice"),
+        "duplicate": (written("x.npy", "x.npy"), "duplicate array 'x.npy'"),
         "text": (written("x.txt"), "is not an array"),
         "encrypted": (bytes(encrypted), "encrypted"),
         "lzma": (written("x.npy", packing=zipfile.ZIP_LZMA), "unsupported compression"),

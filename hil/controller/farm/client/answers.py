@@ -145,7 +145,7 @@ def _check_seconds(value: Any) -> None:
 def _check_paths_text(value: Any) -> None:
     _check_text(value)
     if len(value) > _MAX_PATHS_TEXT:
-        raise ValueError(f"longer than {_MAX_PATHS_TEXT} characters")
+        raise ValueError(f"text longer than {_MAX_PATHS_TEXT} characters")
 
 
 def _check_inner_path(value: Any) -> None:
