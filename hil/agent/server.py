@@ -396,7 +396,7 @@ class BlobService:
         for message in requests:
             self._sessions.require(session)
             if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
-                raise UsageError("a blob must begin with a PutStart")
+                raise UsageError("a blob upload must begin with a PutStart message")
             start = message.start
             if self._store.has(start.digest):
                 _skip(requests, start.size - start.offset)

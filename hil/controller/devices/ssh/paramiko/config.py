@@ -132,7 +132,7 @@ def route(address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]
     """Return the machines to log in to in order, ending with the address. Raises UsageError for a cycle."""
     if address.host in passed:
         raise UsageError(
-            f"the ssh config connects to {address.host} through itself", hint="check the ProxyJump setting"
+            f"the ssh config has a loop of jump hosts through {address.host}", hint="check the ProxyJump setting"
         )
     jumps = read_settings(address).jumps
     if not jumps:

@@ -187,5 +187,5 @@ def test_route_skips_jump_through_same_host(read: Read) -> None:
 
 def test_route_rejects_jump_cycle(read: Read) -> None:
     read("Host a\n ProxyJump b\nHost b\n ProxyJump a\n")
-    with pytest.raises(UsageError, match="through itself"):
+    with pytest.raises(UsageError, match="loop of jump hosts through a"):
         route(Address("a"))
