@@ -137,7 +137,7 @@ OPTIONS = (
     ),
     Option(
         "--hil-merge",
-        "Merge layers with equal weights and inputs (content, the default) or equal shapes into one case; or none.",
+        "Layers to merge into one case: equal weights and inputs (content, the default), equal shapes, or none.",
         default="content",
         choices=("content", "shape", "none"),
     ),

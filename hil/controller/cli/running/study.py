@@ -40,7 +40,7 @@ def study() -> None:
     default="tfcompile,iree",
     show_default=True,
     metavar="NAME,...",
-    help="Compilers in row order: tfcompile, iree.",
+    help="Compilers (tfcompile, iree); the table lists them in this order.",
 )
 @click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this experiment. Repeatable.")
 @click.option("--steps", default=5, show_default=True, help="Number of training steps to compare.")

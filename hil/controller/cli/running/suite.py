@@ -63,7 +63,7 @@ case_options = options(
         type=click.Choice(["content", "shape", "none"]),
         default="content",
         show_default=True,
-        help="Merge layers with equal weights and inputs, or with equal shapes, into one case; or none.",
+        help="Layers to merge into one case: equal content (weights and inputs), equal shapes, or none.",
     ),
     click.option("--no-merge", "merge", flag_value="none", help="Same as --merge none."),
 )
@@ -93,7 +93,7 @@ Examples:
     "jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of parallel compilations (default: cores) or, with --board farm:..., of boards (default: 1).",
+    help="Parallel compilations (default: cores). With --board farm:..., parallel boards (default: 1).",
 )
 @run_options("seed", "input_range", "references", "require_independent")
 @tolerance_options
