@@ -187,7 +187,9 @@ class BoardClient(Protocol):
     def profile(
         self, program_id: str, inputs: Mapping[str, Array], *, tool: str, warmup: int, iterations: int, timeout: float
     ) -> ProfilePass:
-        """Run a program under the runtime's profiler, in a separate pass without outputs. Raises as :meth:`invoke`.
+        """Run a program under the runtime's profiler, in a separate pass without outputs.
+
+        Raises the errors of :meth:`invoke`.
 
         ``tool`` is the digest of the tool that the runtime lacks (``profile_tool`` in Describe); "" if the runtime
         lacks no tool.

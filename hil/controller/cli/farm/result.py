@@ -95,7 +95,7 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
 
 
 def wait_for_targets(farm: FarmClient, sent: Mapping[str, SubmitReceipt], *, logs: bool, as_json: bool) -> int:
-    """Follow the jobs of all targets, and show a table with the results. Raises as :func:`wait_for` does."""
+    """Follow the jobs of all targets, and show a table with the results. Raises the errors of :func:`wait_for`."""
     jobs = [job for one in sent.values() for job in one.jobs]
     numbers = " ".join(str(one.submission) for one in sent.values())
     try:

@@ -22,7 +22,7 @@ OPEN_S = 15.0
 
 
 class AgentCalls:
-    """Calls to the agent at an address. Raises as :class:`~.grpc_stream.GrpcChannel`.
+    """Calls to the agent at an address. Raises the errors of :class:`~.grpc_stream.GrpcChannel`.
 
     Attributes:
         fallback: Why the last call used gRPC although a data-connection socket exists; "" if the last call did not use

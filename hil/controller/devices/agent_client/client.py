@@ -53,7 +53,7 @@ class AgentClient(AgentConnection, BoardClient):
         self.payload_bytes_sent = 0
 
     def info(self) -> dict[str, Any]:
-        """Return the response of Describe as JSON. Raises as :meth:`describe`."""
+        """Return the response of Describe as JSON. Raises the errors of :meth:`describe`."""
         return MessageToDict(self.describe(), preserving_proto_field_name=True)
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
@@ -110,7 +110,7 @@ class AgentClient(AgentConnection, BoardClient):
         return view
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> ProgramHandle:
-        """Load an artifact that was sent. Raises as :meth:`load`."""
+        """Load an artifact that was sent. Raises the errors of :meth:`load`."""
         how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
         return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
 

@@ -81,7 +81,7 @@ class DataConnections:
 
 
 class DataStream:
-    """Frames of one call on a connection without another open call. Raises as :meth:`DataConnections.open`.
+    """Frames of one call on a connection without another open call. Raises the errors of :meth:`DataConnections.open`.
 
     Args:
         called: The method and the tokens.

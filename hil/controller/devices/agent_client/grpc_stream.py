@@ -26,7 +26,7 @@ _AHEAD = 2
 
 
 class GrpcChannel:
-    """Channel to one agent. Raises as :func:`agent_channel`."""
+    """Channel to one agent. Raises the errors of :func:`agent_channel`."""
 
     def __init__(self, target: AgentEndpoint) -> None:
         self._channel = agent_channel(target)

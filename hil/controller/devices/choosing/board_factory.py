@@ -17,7 +17,7 @@ _RECONNECT_S = 20.0
 
 
 def connect_board(choice: BoardChoice) -> Board:
-    """Connect to a board without retries. Raises as :func:`open_board`."""
+    """Connect to a board without retries. Raises the errors of :func:`open_board`."""
     return Board(choice, open_link(choice))
 
 

@@ -180,7 +180,7 @@ def _kib(text: str) -> int | None:
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
-    """Return the state of hil on a board without changing it. Raises as :func:`ask`."""
+    """Return the state of hil on a board without changing it. Raises the errors of :func:`ask`."""
     return ask(shell, "status", folder, board=board)
 
 
@@ -193,19 +193,22 @@ def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> 
 
 
 def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> Seen:
-    """Stop the agent and remove all of hil's files from the board. Return the previous state. Raises as :func:`ask`."""
+    """Stop the agent and remove all of hil's files from the board. Return the previous state.
+
+    Raises the errors of :func:`ask`.
+    """
     before = status(shell, folder, board=board)
     ask(shell, "clean", folder, _manner(force), board=board)
     return before
 
 
 def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> None:
-    """Stop the agent and reset the fence counter. Raises as :func:`ask`."""
+    """Stop the agent and reset the fence counter. Raises the errors of :func:`ask`."""
     ask(shell, "reset_fence", folder, _manner(force), board=board)
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
-    """Return the last lines of the agent's log; "" if the log is empty. Raises as :func:`ask`."""
+    """Return the last lines of the agent's log; "" if the log is empty. Raises the errors of :func:`ask`."""
     with locating(stage="deploy", board=shell.address):
         return _output_of(shell, "logs", folder, str(lines))
 

@@ -205,7 +205,7 @@ class TcpRelay:
 class StdioRelay:
     """Relay with a helper process per connection, over the helper's stdin and stdout.
 
-    Raises as :class:`TcpRelay`.
+    Raises the errors of :class:`TcpRelay`.
     """
 
     def __init__(self, transport: Transport, python: str, remote: str, local: Path) -> None:

@@ -61,7 +61,7 @@ def suite_matrix(
 
 
 def resume_suite_matrix(folder: Path, *, screen: SuiteProgress) -> Done:
-    """Resume a matrix of suites. Raises as :meth:`Matrix.open` and :meth:`Matrix.run` do."""
+    """Resume a matrix of suites. Raises the errors of :meth:`Matrix.open` and :meth:`Matrix.run`."""
     return _run_suites(Matrix.open(folder, "suite"), screen)
 
 
@@ -97,7 +97,7 @@ def job_matrix(job: Job, targets: Sequence[MatrixTarget], *, screen: run_context
 
 
 def resume_job_matrix(folder: Path, *, screen: run_context.Progress) -> Done:
-    """Resume a matrix of models. Raises as :meth:`Matrix.open` and :meth:`Matrix.run` do."""
+    """Resume a matrix of models. Raises the errors of :meth:`Matrix.open` and :meth:`Matrix.run`."""
     return _run_jobs(Matrix.open(folder, "run"), screen)
 
 
