@@ -566,7 +566,11 @@ class Policy:
             )
 
     def check_profile(self, tool: str) -> None:
-        """Reject an uploaded profiler, because it is an unsigned program. Raises RunFailed."""
+        """Raise RunFailed for an uploaded profiler, because such a profiler is unsigned.
+
+        Args:
+            tool: digest of the uploaded profiler; "" for the runtime's own profiler on the board.
+        """
         if tool:
             raise RunFailed(
                 "this board runs only programs of signed bundles, and the uploaded profiler is not signed",

@@ -172,7 +172,7 @@ class Bundle:
         return program
 
     def program_at(self, folder: Path) -> Artifact:
-        """Return the program with file paths in a directory that :meth:`extract` wrote."""
+        """Return the program with the paths of the files that :meth:`extract` wrote to ``folder``."""
         digests, *_ = program_files(self.head.document())
         first = self.methods[0]
         return Artifact(

@@ -380,7 +380,7 @@ def relation_json(relation: Relation) -> dict[str, Any]:
 
 
 def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
-    """Split a case into its other fields and its relation.
+    """Split the JSON of a case into the relation and all other fields. Returns the other fields first.
 
     Raises:
         UsageError: the relation is unknown.
@@ -395,7 +395,7 @@ def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
 
 
 def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
-    """Split a case into its other fields and its list of noise tensors.
+    """Split the JSON of a case into the noise tensors and all other fields. Returns the other fields first.
 
     Raises:
         UsageError: the noise is damaged, or from a hil version that measured noise across jumps.

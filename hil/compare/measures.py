@@ -86,7 +86,7 @@ def _wide(values: Array) -> Floats:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure that a criterion can use: its name, and how to compute its value."""
+    """Measure that a criterion can use, with a name and the function that computes the value."""
 
     key: str
     meaning: str  # Markdown text

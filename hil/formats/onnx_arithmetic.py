@@ -1,7 +1,7 @@
-"""Rewrite an ONNX model to emulate a narrower arithmetic on any runtime, as on a simulated board.
+"""Rewrite an ONNX model to emulate a narrower arithmetic on any runtime. Simulated boards use this.
 
 float16, bfloat16: each value is rounded by a cast to the narrow type and back. Operators compute with
-such values, and accumulate like the runtime does. Weights are rounded in the file, and saturate.
+rounded values, but accumulate in the runtime's arithmetic. Weights are rounded in the file, and saturate.
 
 int8: operands of matrix products and convolutions are quantized symmetrically. Weights have a scale per
 output channel, other operands a scale per tensor, from their range at run time.

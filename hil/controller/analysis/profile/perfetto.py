@@ -109,7 +109,7 @@ def has_screen() -> bool:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler for a single request; viewers make subclasses with their files."""
+    """Handler for a single HTTP request. :class:`TraceViewer` creates a subclass that contains the files to serve."""
 
     files: ClassVar[dict[str, Path]]
     secret: ClassVar[str]
@@ -157,7 +157,7 @@ def viewer_policy(path: Path, own: str = "'self'") -> str:
     """Return the Content-Security-Policy for a viewer file.
 
     Args:
-        own: source that pages may load from; ``frame-ancestors`` always stays ``'self'``.
+        own: CSP source that replaces ``'self'``, except in ``frame-ancestors``.
     """
     policy = {
         name: value if name == "frame-ancestors" else value.replace("'self'", own) for name, value in _POLICY.items()

@@ -347,7 +347,10 @@ def _is_leaf(operation: Any) -> bool:
 
 
 def _find_nearby_names(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Return names from the nearest users of an operation's results, or from the operands' producers."""
+    """Return the model node names of the nearest operations that have such names.
+
+    Searches the users of the operation's results first, then the producers of the operands.
+    """
     for step in (_list_users, _list_producers):
         seen = [operation]
         front = [operation]

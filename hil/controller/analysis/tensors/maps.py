@@ -121,7 +121,7 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
     """Return a map of values: the mean, minimum or maximum of each cell's finite values.
 
     Args:
-        part: the complex part, see :data:`hil.controller.analysis.tensors.elements.PARTS`.
+        part: the part of complex numbers, from :data:`hil.controller.analysis.tensors.elements.PARTS`.
     """
     pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add))
     for top, left, piece in plane.read(array, window):

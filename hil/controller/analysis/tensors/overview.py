@@ -65,7 +65,7 @@ def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
     """Count the elements of one tensor, or two tensors with the same shape, in two passes.
 
     Args:
-        part: the complex part, see :data:`hil.controller.analysis.tensors.elements.PARTS`.
+        part: the part of complex numbers, from :data:`hil.controller.analysis.tensors.elements.PARTS`.
     """
     arrays = [a] if b is None else [a, b]
     with np.errstate(all="ignore"):

@@ -260,7 +260,8 @@ def build_group(
 
     Returns:
         The programs, usually one. Each has ``file`` (the file name in the directory), ``functions``, and ``said`` (the
-        compiler's output). A missing member failed to import, broke every program that contained it, or was left over.
+        compiler's output). A member is missing if
+        it failed to import, if every program with it failed to compile, or if no second member was left to join it.
     """
     from iree.compiler import ir
 

@@ -143,8 +143,8 @@ async def gc(
     Deletes at most 2000 files per call, so call it repeatedly.
 
     Args:
-        delete: deletes files from the store. Called inside the transaction, so that clients that need such a file wait,
-            and then see that the file is missing.
+        delete: deletes files from the store. Called inside the transaction. Clients that need such a file wait for the
+            end of the transaction, and then see that the file is missing.
     """
     async with tx.transaction(force_rollback=dry_run):
         # Deleting files may take long.

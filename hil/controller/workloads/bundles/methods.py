@@ -51,12 +51,13 @@ def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]
 def import_methods(
     path: Path, functions: Sequence[str], context: RunContext, *, only_main: bool = False, **settings: Any
 ) -> tuple[list[Model], list[str]]:
-    """Import a model once per entry point. Return also a line per unsupported entry point.
+    """Import a model once per entry point. Also return a line of text for each unsupported entry point.
 
     Args:
-        functions: the entry points; empty for all that a program of the model has.
-        only_main: whether empty ``functions`` means the main entry point. Modules of functions lack a main entry point.
-        settings: ``dims`` of :func:`import_model`.
+        functions: the entry points; empty for all entry points of the program.
+        only_main: True if empty ``functions`` means only the main entry point. MLIR and ``.vmfb`` programs lack a main
+            entry point, so all of them are imported.
+        settings: passed to :func:`import_model`, for example ``dims``.
     """
     settings |= {"isolated": context.isolated, "cache": context.cache}
     names = list(dict.fromkeys(functions))

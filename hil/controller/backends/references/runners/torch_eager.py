@@ -24,8 +24,8 @@ def source() -> str:
 def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a program. Runs in an isolated process.
 
-    The program's state (buffers that the program changes) starts as saved. The new state follows the
-    outputs. The random seed is 0.
+    The program's state (buffers that the program changes) starts with the saved values. The result contains the
+    outputs, followed by the new state. The random seed is 0.
 
     Raises:
         ReferenceFailed: torch cannot run the program on a CPU.

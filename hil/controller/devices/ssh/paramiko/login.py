@@ -388,7 +388,7 @@ def _read_public(path: Path) -> bytes:
 
 
 def _read_public_half(path: Path) -> bytes:
-    """Read the public key from a private key file, which OpenSSH leaves unencrypted. Return b"" if not possible."""
+    """Read the unencrypted public key from an OpenSSH private key file. Return b"" on failure."""
     try:
         pem = read_text(path).partition(_OPENSSH_BEGIN)[2].partition("-----END")[0]
         message = paramiko.Message(base64.b64decode(pem).removeprefix(_OPENSSH_MAGIC))

@@ -82,7 +82,7 @@ class GatewayStream:
         self._cancel()
 
     def present(self) -> None:
-        """Present the board after a change of the description."""
+        """Send the board's changed description to the farm."""
         self._queue_message(self._build_hello())
 
     def started(self, lease: int, direct: str) -> None:

@@ -214,7 +214,7 @@ def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext)
 
 
 def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
-    """Group flag files by program. Return also a line about flag files without expected outputs, which are skipped.
+    """Group flag files by program. Also return a line about flag files without expected outputs, which are skipped.
 
     Files that name no program are ignored, because IREE's tools did not write them. A file that hil cannot parse forms
     a separate group: that case reports the error.
