@@ -358,6 +358,8 @@ def _find_cause(
     layers = bad.at(first)
     layer, is_key = layers[0]
     tensor = bad.names[layers[0]]
+    if layer == 0 and first == 0:  # the layer is inexact from the start, for example in another arithmetic
+        return _fault(board, FaultKind.LAYER, first, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
         only_keys = all(own_key for own_layer, own_key in layers if own_layer == 0)
         if first < position and not only_keys:
