@@ -20,6 +20,7 @@ from hil.errors import BoardError, HilError, StageError, UsageError
 
 _FRAME = struct.Struct("<I")
 _LIMIT_S, _LISTEN_S = 0.2, 0.1
+_LEAKED_MOST = 300
 _SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
 _ANSWERS: list[Any] = [
     {"ok": {}},
@@ -156,6 +157,8 @@ def _opened(folder: Path) -> Iterator[Attempt]:
     load = pb.LoadRequest(files=[pb.ProgramFile(name="m", digest=digest)], main="m", runtime="x", timeout_s=_LIMIT_S)
     start = pb.InvokeStart(iterations=1, timeout_s=_LIMIT_S)
 
+    before = _count_descriptors()
+
     def attempt(data: bytes) -> Tried:
         hostile.data = data
         kinds = _read(data)
@@ -173,12 +176,15 @@ def _opened(folder: Path) -> Iterator[Attempt]:
             kinds.append(f"{type(error).__name__} {str(error)[:30]}")
         finally:
             programs.unload(session, start.program_id)
-        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        if open_files > 400:
-            raise Broken(f"{open_files} descriptors are open")
+        if (leaked := _count_descriptors() - before) > _LEAKED_MOST:
+            raise Broken(f"{leaked} descriptors are left open")
         return Tried(2 * len(_frames(data)) + 1, tuple(kinds))
 
     yield attempt
+
+
+def _count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def _say(fds: list[int], data: bytes, on_exit: Callable[[ExitStatus], None]) -> None:
