@@ -81,6 +81,7 @@ def test_bench_measures_model_and_stores_results(bench, hil, tmp_path, simulator
     assert shown["cases"][0]["device"]["iterations"] == 300
 
 
+@pytest.mark.slow
 def test_bench_fails_when_second_model_exceeds_slowdown_limit(bench, chain, simulator):
     document = bench(chain(1), chain(40), "--board", simulator, "--fail-if-slower", 10, *ENOUGH)
     found = document["comparison"]
@@ -90,6 +91,7 @@ def test_bench_fails_when_second_model_exceeds_slowdown_limit(bench, chain, simu
     assert [side["loads"] for side in document["sides"]] == [20, 20]
 
 
+@pytest.mark.slow
 def test_bench_repeats_stored_bench_without_model_file(bench, chain, simulator):
     model = chain(1)
     stored = bench(model, "--board", simulator, *SHORT)

@@ -199,6 +199,7 @@ def test_bisect_rejects_output_fault_without_others_spare(hil):
     assert "others=spare" in ended.err
 
 
+@pytest.mark.slow
 def test_bisect_reports_accumulated_error(hil, tmp_path):
     # Half precision rounds 1.0003 to 1. The error of 3e-4 is in tolerance until subtraction and scaling amplify it.
     nodes = [
@@ -235,6 +236,7 @@ def uncompilable(tmp_path: Path) -> Path:
     return save_model(tmp_path / "pooled.onnx", nodes, [("x", FLOAT, [1, 2, 4, 4])], outputs)
 
 
+@pytest.mark.slow
 def test_bisect_skips_layers_after_compile_error(hil, simulator, uncompilable, tmp_path):
     ended = hil("bisect", uncompilable, "--board", simulator, "--json")
     assert ended.code == 3, ended.err
@@ -247,6 +249,7 @@ def test_bisect_skips_layers_after_compile_error(hil, simulator, uncompilable, t
     assert "cumulative excludes the failed layers" in document["notes"][0]
 
 
+@pytest.mark.slow
 def test_bisect_allows_quantization_steps_of_quantized_flow(hil, simulator):
     flow = ["--flow", "iree-static-int8-per-tensor"]  # exact on every CPU, unlike ONNX Runtime
     ended = hil("bisect", DIGITS_CNN, "--board", simulator, *flow, "--json")

@@ -339,6 +339,7 @@ def test_run_does_not_reset_board_after_refusal(hil, board_x86, tmp_path, doubli
 # ---- target CPU of programs
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_run_targets_arm_board_and_explains_newer_cpu_crash(hil, board_aarch64, tmp_path):
     known = valid(hil("board", "info", *at(board_aarch64), "--json"), "info")["info"]["machine"]

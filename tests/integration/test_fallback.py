@@ -61,6 +61,7 @@ def check(found: dict[str, Any], fault: str, no_fallback: bool) -> None:
     assert where["placement"][-1]["elsewhere"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "no_fallback"), [(ALL, False), (PART, False), (PART, True)])
 @pytest.mark.parametrize("workload", ["run", "suite run", "bundle run", "bench"])
 def test_workloads_report_fallback(hil, request, small, workload, fault, no_fallback):

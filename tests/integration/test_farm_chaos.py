@@ -82,6 +82,7 @@ def attempts(farm: Farm, name: str) -> list[str]:
     return [attempt["board"] for attempt in ask(farm, name)["attempts_made"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["compile", "mismatch", "crash"])
 def test_farm_does_not_retry_model_failures(farm: Farm, jobs: dict[str, KnownJob], kind: str) -> None:
     name = submit(farm, jobs[kind], "rank >= 2", max_attempts=5)
@@ -139,6 +140,7 @@ def test_job_fails_as_infrastructure_after_max_attempts(farm: Farm, jobs: dict[s
             farm.keeper.begin(agent)
 
 
+@pytest.mark.slow
 def test_woken_host_cannot_use_reassigned_board(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     name = submit(farm, jobs["pass"], "rank = 0")
     runs_on(farm, name, "board-00")

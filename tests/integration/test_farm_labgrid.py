@@ -179,6 +179,7 @@ def test_labgrid_reports_lost_exporter_as_unreachable(config: BoardConfig, lab: 
     assert raised.type is BoardUnreachable
 
 
+@pytest.mark.slow
 def test_farm_releases_labgrid_place_at_shutdown(
     config: BoardConfig, lab: Labgrid, tmp_path: Path, digits: Path
 ) -> None:

@@ -234,6 +234,7 @@ def test_submit_without_farm_suggests_farm_up(tmp_path):
     assert "hil farm up" in alone.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_farm_deploys_missing_runtime_to_board(environment, make_board, tmp_path):
     board = make_board(name="farmed")

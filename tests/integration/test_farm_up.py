@@ -65,6 +65,7 @@ def test_farm_up_rejects_second_farm_in_same_home(farm):
     assert farm.process.poll() is None
 
 
+@pytest.mark.slow
 def test_farm_up_restarts_killed_parts(farm):
     for name in ("gateway", "host"):
         note = farm.home / "logs" / f"{name}.pid"
@@ -88,6 +89,7 @@ def test_farm_up_restarts_killed_parts(farm):
     assert "the database died" in farm.said()
 
 
+@pytest.mark.slow
 def test_farm_up_resumes_after_kill(farm):
     first = farm.hil("farm", "submit", MODEL, "--wait")
     assert first.code == 0

@@ -96,6 +96,7 @@ def test_digits_model_passes_in_every_flow(take, images, name: str):
     assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near the plain model but different
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make"),
     [

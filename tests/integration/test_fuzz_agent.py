@@ -152,6 +152,7 @@ def test_agent_survives_fuzzed_unary_requests(victim, method):
     fuzz()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(streams))
 def test_agent_survives_fuzzed_streams(victim, method):
     @fuzzed

@@ -102,6 +102,7 @@ def test_untrusted_board_config_cannot_run_commands(folder, there, marker):
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_untrusted_flow_flags_need_trust(folder, there, marker):
     flags = f'compile_flags = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
     (folder / "flows.toml").write_text("".join(f'[{name}]\nruntime = "iree"\n{flags}' for name in ("iree", "mine")))

@@ -109,6 +109,7 @@ def test_profile_reports_overhead_of_profiled_pass(hil, tmp_path):
     assert stated["overhead"] == pytest.approx(profiled / timed - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "crash", "truncate", "hang"])
 def test_run_passes_when_profiler_fails(hil, tmp_path, how):
     ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", f"profile:how={how}", "--timeout", 20, "--json")

@@ -50,6 +50,7 @@ def test_intermittent_fault_makes_run_unstable(
     assert case["reason"].startswith(found["text"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["corrupt:when=reload", "corrupt:iteration=150", "corrupt:share=0.01"])
 def test_intermittent_fault_makes_bench_unstable(hil: Callable[..., Ended], model: Path, fault: str):
     ended = hil("bench", model, *ORT, "--iterations", "300", "--fault", fault, "--json")

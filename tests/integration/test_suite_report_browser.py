@@ -233,6 +233,7 @@ def test_report_shows_empty_and_passing_runs(page, tmp_path):
     assert page.texts("#by-op") == ["no failures"] and shown(page) == ["a"]
 
 
+@pytest.mark.slow
 def test_report_with_thousands_of_cases_sorts_quickly(page, tmp_path):
     records = large_run(2000)
     opened(page, tmp_path, *records)

@@ -258,6 +258,7 @@ def test_bench_requires_model_or_flagfile(hil):
     assert hil("bench", "--flagfile", "none").code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rx"), ()], ids=["pytest", "alone"]
 )

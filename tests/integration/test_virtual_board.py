@@ -141,6 +141,7 @@ def test_cut_drops_packets_until_restore(make_board: MakeBoard, talk: Callable[[
     assert said(board, "hostname") == "board"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_reboot_ends_processes_and_preserves_disk(make_board: MakeBoard, arch: str) -> None:
     board = make_board(arch=arch)

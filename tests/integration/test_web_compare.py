@@ -138,6 +138,7 @@ def test_user_with_token_can_write_annotation(address, runs, page):
     assert json.loads(line)["text"] == "a new <b>compiler</b>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

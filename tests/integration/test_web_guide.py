@@ -119,6 +119,7 @@ def the_graph_of_the_bisection_and_the_timeline_are_there(stored, page):
     draw(page, "trace")
 
 
+@pytest.mark.slow
 def test_guide_steps_match_pages(stored, address):
     # One test for all steps: the setup takes longer than the checks.
     with Page(BROWSER) as page:

@@ -82,11 +82,12 @@ OUTSIDE = """[...document.querySelectorAll('main *, header *')].filter(one => !o
     && one.getBoundingClientRect().right > innerWidth + 1).slice(0, 3).map(one => one.outerHTML.slice(0, 150))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "screens",
     [
         pytest.param([(1280, False), (390, True)], id="wide and light, narrow and dark"),
-        pytest.param([(1280, True), (390, False)], id="wide and dark, narrow and light", marks=pytest.mark.slow),
+        pytest.param([(1280, True), (390, False)], id="wide and dark, narrow and light"),
     ],
 )
 def test_pages_are_accessible_and_fit_screen(address, screens):

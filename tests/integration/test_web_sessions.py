@@ -194,6 +194,7 @@ def test_bisection_page_shows_bisection_columns(page, address):
     assert page.texts("h1") == ["conv FAIL"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/session?id=nightly", "/session?id=found", "/case?id=nightly&case=case+002"])
 def test_pages_fit_phone_screen(page, address, path):
     page.resize(390, 800)

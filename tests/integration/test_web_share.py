@@ -76,6 +76,7 @@ def saved(address: str, path: str, folder: Path) -> Path:
     return folder / "saved.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

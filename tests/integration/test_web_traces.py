@@ -98,6 +98,7 @@ def test_trace_page_shows_timeline_and_operation_table(root, address):
         assert page.run("caches.keys()") == []
 
 
+@pytest.mark.slow
 def test_two_traces_share_clock_and_table_shows_changes(root, address):
     with Page(str(BROWSER)) as page:
         page.open(f"{address}/traces")

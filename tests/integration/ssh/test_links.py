@@ -60,6 +60,7 @@ def in_background(*calls: Callable[[], object]) -> tuple[list[threading.Thread],
     return threads, ended
 
 
+@pytest.mark.slow
 def test_permanently_cut_link_fails_every_pending_call(far_shell: Shell, relay: Relay, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(bytes(1 << 20) * 100)
     tunnel = open_tunnel(far_shell, str(tmp_path / "far.sock"))

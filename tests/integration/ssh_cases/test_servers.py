@@ -144,6 +144,7 @@ def test_client_reports_forced_command(user: User, start_sshd, kind: tuple[str, 
     assert ended.code == 4 and text in ended.err and "ForceCommand" in ended.err, str(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(*BOTH, indirect=True)
 @PINGS
 @pytest.mark.parametrize("command", ["sleep 1000", "cat"])

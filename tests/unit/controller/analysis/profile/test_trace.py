@@ -201,6 +201,7 @@ def test_trace_counters_have_values_and_units(traced):
     assert all(abs(shown - true) <= STEP_NS for shown, true in zip(names(at, "ts"), expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [1e-2, -1e-2, 37e-6])
 def test_trace_preserves_slice_order_despite_drift(traced, drift):
     """Includes operations as short and as close together as the step of the clock, and distant ones."""

@@ -241,6 +241,7 @@ def _answer(model: Model, inputs: Mapping[str, Array], settings: dict[str, Any])
     return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in outputs.items()}
 
 
+@pytest.mark.slow
 def test_group_outcomes_do_not_depend_on_neighbours(
     node_tests: dict[str, CaseSpec], settings: dict[str, Any], tmp_path: Path
 ) -> None:
