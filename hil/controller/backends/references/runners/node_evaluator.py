@@ -172,7 +172,8 @@ class NodeEvaluator:
             version = min(self._model.ir_version, onnx.IR_VERSION)
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=version)
             try:
-                session = exact_session(Path(), model)
+                # Hundreds of sessions with threads of their own would take all cores.
+                session = exact_session(Path(), model, threads=1)
             except Exception as error:
                 text = f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}"
                 raise ReferenceFailed(text) from error

@@ -47,16 +47,18 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     return results
 
 
-def exact_session(path: Path, model: Any = None) -> Any:
+def exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
     """Open a session that computes a model as specified: without the optimizer, and with exact integer products.
 
     Args:
         path: The model file. External data is in the same directory.
         model: A ModelProto to use instead of the file. The function modifies this object.
+        threads: Number of threads; 0 is a thread per core. Idle threads of a session wait actively.
     """
     import onnxruntime as ort
 
     options = plain_options()
+    options.intra_op_num_threads = threads
     providers = ["CPUExecutionProvider"]
     if model is None and not needs_rewriting(path):
         return ort.InferenceSession(path, options, providers=providers)
