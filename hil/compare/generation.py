@@ -8,7 +8,7 @@ distributions are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -43,6 +43,7 @@ class FaultKind(str, Enum):
     HEAD = "head"
     FLIP = "flip"
     LOGITS = "logits"
+    MODEL = "model"
 
     def __str__(self) -> str:
         return self.value
@@ -150,26 +151,26 @@ class GenerationVerdict:
     first_divergent: int | None = None
 
 
-def judge_generation(board: Generated, reference: Generated, control: Generated) -> GenerationVerdict:
+def judge_generation(
+    board: Generated, reference: Generated, control: Generated, baseline: Generated | None = None
+) -> GenerationVerdict:
     """Compare a board's generation with a reference that ran the same tokens.
 
     Args:
-        control: The same generation in the hardware's arithmetic.
+        control: The model in the hardware's arithmetic.
+        baseline: The model in the reference's arithmetic with the control's calls, if these are not those of the
+            board: all tokens are then the prompt.
     """
-    place = {int(position): row for row, position in enumerate(reference.positions)}
-    order = [place[int(position)] for position in board.positions]
-    expected = np.asarray(reference.logits, np.float64)[order]
-    actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(reference, control)
+    calls, baseline = baseline, baseline or reference
+    expected = _rows_at(reference, board.positions)
+    actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(baseline, control)
     finite = np.asarray(np.isfinite(actual).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
-    bad_cache = _compare_cache(board.cache, reference.cache, control.cache)
+    bad_cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
     prefill = None
     if board.prefill is not None:
-        prefill = _compare_rows(
-            np.arange(len(board.prefill)),
-            np.asarray(board.prefill, np.float64),
-            *_prefill_rows(board, reference, bound),
-        )
+        exact = _rows_at(baseline, range(len(board.prefill)))
+        prefill = _compare_rows(np.arange(len(exact)), np.asarray(board.prefill, np.float64), exact, bound)
     notes: list[str] = []
     fault = _find_nonfinite(board, finite) or _find_wrong_token(board, actual)
     wrong = [row for row in rows if not row.passed]
@@ -187,7 +188,12 @@ def judge_generation(board: Generated, reference: Generated, control: Generated)
         (row.position for row in rows if row.position >= board.prompt - 1 and row.actual != row.expected), None
     )
     worst = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
-    reason = "" if fault is None else f"{fault}: {_describe_row(_row_at(rows, fault.position) or worst, bound)}"
+    if fault is None and calls is not None:
+        fault = _find_inconsistency(board, reference, calls)
+    if fault is not None and fault.kind is FaultKind.MODEL:
+        reason = f"the model's steps differ from the same tokens as a prompt, also in the reference: {fault}"
+    else:
+        reason = "" if fault is None else f"{fault}: {_describe_row(_row_at(rows, fault.position) or worst, bound)}"
     return GenerationVerdict(
         outcome=Outcome.PASS if fault is None else Outcome.FAIL,
         reason=reason,
@@ -256,11 +262,18 @@ def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Boun
     ]
 
 
-def _prefill_rows(board: Generated, reference: Generated, bound: _Bounds) -> tuple[Array, _Bounds]:
-    assert board.prefill is not None
-    place = {int(position): row for row, position in enumerate(reference.positions)}
-    order = [place[position] for position in range(len(board.prefill))]
-    return np.asarray(reference.logits, np.float64)[order], bound
+def _rows_at(result: Generated, positions: Iterable[int]) -> Array:
+    """Return the logits of positions, as float64."""
+    place = {int(position): row for row, position in enumerate(result.positions)}
+    return np.asarray(result.logits, np.float64)[[place[int(position)] for position in positions]]
+
+
+def _find_inconsistency(board: Generated, reference: Generated, baseline: Generated) -> GenerationFault | None:
+    """Find the first position at which the steps of the model itself differ from the same tokens as a prompt."""
+    exact = _rows_at(baseline, reference.positions)
+    far = np.abs(np.asarray(reference.logits, np.float64) - exact).max(-1)
+    wrong = np.flatnonzero(far > _ERROR_FLOOR * float(np.abs(exact).max(initial=0.0)))
+    return _fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
 
 
 def _fault(board: Generated, kind: FaultKind, position: int, **more: object) -> GenerationFault:
@@ -319,14 +332,17 @@ class _BadCache:
 
 
 def _compare_cache(
-    board: Sequence[CacheRows], reference: Sequence[CacheRows], control: Sequence[CacheRows]
+    board: Sequence[CacheRows],
+    reference: Sequence[CacheRows],
+    baseline: Sequence[CacheRows],
+    control: Sequence[CacheRows],
 ) -> _BadCache:
     rows: dict[tuple[int, bool], tuple[int, ...]] = {}
     names: dict[tuple[int, bool], str] = {}
-    for one, exact, rounded in zip(board, reference, control, strict=False):
-        count = min(len(one.rows), len(exact.rows), len(rounded.rows))
-        actual, expected = (np.asarray(tensor.rows[:count], np.float64) for tensor in (one, exact))
-        error = np.abs(np.asarray(rounded.rows[:count], np.float64) - expected).max(-1, initial=0.0)
+    for one, *others in zip(board, reference, baseline, control, strict=False):
+        count = min(len(tensor.rows) for tensor in (one, *others))
+        actual, expected, exact, rounded = (np.asarray(tensor.rows[:count], np.float64) for tensor in (one, *others))
+        error = np.abs(rounded - exact).max(-1, initial=0.0)
         scale = float(np.abs(expected).max(initial=0.0))
         limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
         with np.errstate(all="ignore"):

@@ -150,17 +150,19 @@ def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.keep(case, "references")
 
 
-def _run_control(case: Case, tools: Tools, arithmetic: str) -> RunResult:
+def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, RunResult | None]:
     """Run the same tokens in an arithmetic.
 
     If the model returns the logits of all tokens, a single call computes all positions: an evaluation that rounds every
-    value is a hundred times as slow as a runtime.
+    value is a hundred times as slow as a runtime. The second result is then the reference with the same call.
     """
     inputs = _with_all_tokens(case)
     tokens = np.concatenate([inputs[PROMPT], inputs[FORCED]])
     if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(tokens):
         inputs |= {PROMPT: tokens, FORCED: np.empty(0, np.int64)}
-    return _run_on_host(case, tools, arithmetic, "control.log", inputs)
+        baseline = _run_on_host(case, tools, EXACT, "control.log", inputs)
+        return _run_on_host(case, tools, arithmetic, "control.log", inputs), baseline
+    return _run_on_host(case, tools, arithmetic, "control.log", inputs), None
 
 
 def _run_on_host(case: Case, tools: Tools, arithmetic: str, log: str, inputs: Mapping[str, Array]) -> RunResult:
@@ -180,7 +182,7 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     arithmetic = arithmetic_of(result) or FLOAT32
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
     inputs = _with_all_tokens(case)
-    control = _run_control(case, tools, arithmetic)
+    control, baseline = _run_control(case, tools, arithmetic)
     prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
     if prefill is not None and len(prefill) != len(inputs[PROMPT]) + len(inputs[FORCED]):
         prefill = None  # the program returns only the last row
@@ -188,7 +190,8 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=())  # the models store the cache in different forms
     exact, rounded = (_generated(host.decoder, inputs, one) for one in (reference, control))
-    judged = judge_generation(board, exact, rounded)
+    calls = None if baseline is None else _generated(host.decoder, inputs, baseline)
+    judged = judge_generation(board, exact, rounded, calls)
     verdict = _make_verdict(case, result, reference, judged)
     judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
