@@ -83,8 +83,8 @@ def latencies(farm: Lab, bundle: Path, rounds: int, notes: list[str]) -> list[Ro
                 begun = time.monotonic_ns()
                 names = farm.order([spec])
                 (result,) = farm.results(names)
-                waits.append((result["board_ns"][0] - begun) / 1e9)
-                for step, seconds in result["timings"].items():
+                waits.append((result.board_ns[0] - begun) / 1e9)
+                for step, seconds in result.timings.items():
                     took.setdefault(step, []).append(seconds)
             return waits
 
@@ -146,7 +146,7 @@ def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
 def rate(farm: Lab, spec: JobSpec, jobs: int, boards: Sequence[str]) -> float:
     """Jobs a second, from the first that had its board to the last that gave it back."""
     names = [farm.order([spec] * jobs, board) for board in boards]
-    times = [result["board_ns"] for part in names for result in farm.results(part)]
+    times = [result.board_ns for part in names for result in farm.results(part)]
     return len(times) / ((max(end for _, end in times) - min(begin for begin, _ in times)) / 1e9)
 
 

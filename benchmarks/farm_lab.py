@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.paths import HOME_VARIABLE, farm_address
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.farm import JobResultRow
 from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
@@ -57,13 +57,13 @@ class Lab:
         """Submit jobs; returns their names."""
         return self.client.submit(Submission("bench", tuple(specs), board=board))[1]
 
-    def results(self, names: Sequence[str]) -> list[dict[str, Any]]:
+    def results(self, names: Sequence[str]) -> list[JobResultRow]:
         """Wait until jobs have ended; returns their results, all of which must be a pass."""
         for _ in self.client.follow(names):
             pass
         submission = names[0].partition(".")[0]
-        found: list[dict[str, Any]] = self.client.ask("result", name=submission)
-        assert [one["outcome"] for one in found] == ["PASS"] * len(names), found
+        found: list[JobResultRow] = self.client.ask("result", name=submission)
+        assert [one.outcome for one in found] == ["PASS"] * len(names), found
         return found
 
     def upload(self, path: Path) -> JobSpec:
@@ -89,11 +89,11 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
         stack.callback(_end, host)
         client = stack.enter_context(FarmClient(farm_address()))
         deadline = time.monotonic() + _ONLINE_S
-        while sum(board["state"] == "online" for board in client.ask("boards")) < boards:
+        while sum(board.state == "online" for board in client.ask("boards")) < boards:
             if time.monotonic() > deadline:
                 raise TimeoutError((Path(folder) / "host.log").read_text()[-2000:])
             time.sleep(0.2)
-        names = tuple(board["name"] for board in client.ask("boards"))
+        names = tuple(board.name for board in client.ask("boards"))
         yield Lab(client, embedded_url(home), names, time.monotonic() - begun)
 
 

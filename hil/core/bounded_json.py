@@ -36,9 +36,14 @@ def parse_json(data: bytes, most: int = MAX_VALUES) -> Any:
     Raises:
         ValueError: the document is invalid, nested too deeply, or has more values.
     """
-    if len(data) > most and sum(map(data.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"more than {most} values")
+    check_value_count(data, most)
     try:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("nesting exceeds the limit") from error
+
+
+def check_value_count(data: bytes, most: int) -> None:
+    """Raise ValueError if a JSON text may have more than ``most`` values."""
+    if len(data) > most and sum(map(data.count, (b",", b"[", b"{"))) > most:
+        raise ValueError(f"more than {most} values")

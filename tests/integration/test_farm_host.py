@@ -58,12 +58,12 @@ class Lab:
     def begun(self, spec: JobSpec | None = None, **settings: Any) -> tuple[str, str]:
         """Submit a long job and wait until it runs; return the names of job and board."""
         (name,) = submit(self.client, spec or self.specs["long"], **settings)
-        made = eventually(lambda: job_of(self.client, name)["attempts_made"])[-1]
-        begins = {"what": "invoke begins", "fence": made["fence"]}
+        made = eventually(lambda: job_of(self.client, name).attempts_made)[-1]
+        begins = {"what": "invoke begins", "fence": made.fence}
         eventually(
-            lambda: any(begins.items() <= line.items() for line in self.host.journal(made["board"])), self.host.said
+            lambda: any(begins.items() <= line.items() for line in self.host.journal(made.board)), self.host.said
         )
-        return name, made["board"]
+        return name, made.board
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_farm_client_follows_log_of_running_job(lab):
             said.append(reply.log.text)
             if "digits_cnn: run" in "\n".join(said):
                 break
-    assert job_of(lab.client, name)["state"] == "running"
+    assert job_of(lab.client, name).state == "running"
     lab.client.do("cancel", name=name)
 
 
@@ -208,7 +208,7 @@ def test_worker_frozen_past_lease_stops_using_board(lab):
     os.kill(worker, signal.SIGSTOP)
     try:
         eventually(lambda: states(lab.client)[board] == "offline")
-        assert job_of(lab.client, name)["state"] == "queued"
+        assert job_of(lab.client, name).state == "queued"
         lab.client.do("cancel", name=name)
     finally:
         os.kill(worker, signal.SIGCONT)
@@ -273,7 +273,7 @@ def test_stopped_host_requeues_jobs(lab):
     begin = time.monotonic()
     lab.host.stop()
     assert time.monotonic() - begin < 60
-    eventually(lambda: job_of(lab.client, name)["state"] == "queued")
+    eventually(lambda: job_of(lab.client, name).state == "queued")
     eventually(lambda: set(states(lab.client).values()) == {"offline"})
     lab.host.start()
     result = result_of(lab.client, name)

@@ -92,7 +92,7 @@ def test_farm_runs_job_on_ssh_board(hosts, client, spec):
     result = result_of(client, name)
     assert (result["outcome"], result["board"], result["attempts"]) == ("PASS", "bench", 1)
     (board,) = client.ask("boards")
-    assert (board["host"], board["site"]) == ("owner", "here") and board["labels"]["cores"] >= 1
+    assert (board.host, board.site) == ("owner", "here") and board.labels["cores"] >= 1
 
 
 def test_lease_reaches_ssh_board_through_farm(hosts, farm, monkeypatch):
@@ -116,9 +116,9 @@ def test_second_host_takes_over_after_owner_dies(hosts, client, spec):
     owner, other = hosts
     owner.process.send_signal(signal.SIGKILL)
     owner.process.wait(60)
-    eventually(lambda: client.ask("boards")[0]["host"] == "other", str(client.ask("boards")))
+    eventually(lambda: client.ask("boards")[0].host == "other", str(client.ask("boards")))
     (name,) = submit(client, spec)
-    assert result_of(client, name)["outcome"] == "PASS" and job_of(client, name)["board"] == "bench"
+    assert result_of(client, name)["outcome"] == "PASS" and job_of(client, name).board == "bench"
     assert other.process.poll() is None
 
 

@@ -23,6 +23,7 @@ from hil.controller.farm.client import lease_session as holdings
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import farm_address
+from hil.controller.records.farm import FarmBoard, FarmJob
 from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
@@ -39,17 +40,17 @@ class Farm:
     def __init__(self, running: RunningFarm) -> None:
         self.running = running
 
-    def jobs(self) -> list[dict]:
+    def jobs(self) -> list[FarmJob]:
         """Its jobs; a gateway that was killed is waited for."""
 
-        def ask() -> list[list[dict]]:
+        def ask() -> list[list[FarmJob]]:
             with contextlib.suppress(FarmUnreachable), FarmClient(farm_address()) as farm:
                 return [farm.ask("jobs")]
             return []
 
         return self.running.eventually(ask)[0]
 
-    def until(self, condition: Callable[[list[dict]], object]) -> list[dict]:
+    def until(self, condition: Callable[[list[FarmJob]], object]) -> list[FarmJob]:
         """Wait until the jobs are so."""
         return self.running.eventually(lambda: jobs if condition(jobs := self.jobs()) else None)
 
@@ -74,8 +75,8 @@ def real_farm() -> Iterator[Farm]:
         yield Farm(running)
 
 
-def idle(jobs: list[dict]) -> bool:
-    return not any(job["state"] in ("queued", "running") for job in jobs)
+def idle(jobs: list[FarmJob]) -> bool:
+    return not any(job.state in ("queued", "running") for job in jobs)
 
 
 def test_run_suite_and_pytest_lease_farm_boards(
@@ -83,7 +84,7 @@ def test_run_suite_and_pytest_lease_farm_boards(
 ) -> None:
     ended = hil("run", MODEL, "--board", "farm:simulated", "--json")
     assert ended.code == 0, ended.err
-    names = {board["name"] for board in _boards()}
+    names = {board.name for board in _boards()}
     assert ended.document["board"]["name"] in names
     assert ended.document["board"]["info"]["lease"].startswith("job ")
     refused = hil("run", MODEL, "--board", "farm:chip=a53")
@@ -100,7 +101,7 @@ def test_run_suite_and_pytest_lease_farm_boards(
     assert run.code == 0, run.out
     assert {told["hil_board"] for told in run.properties.values()} <= names
     assert idle(real_farm.jobs())
-    assert {job["reason"] for job in real_farm.jobs()} == {"released"}
+    assert {job.reason for job in real_farm.jobs()} == {"released"}
 
 
 def test_lease_ends_at_time_limit(real_farm: Farm, hil: Callable[..., Ended]) -> None:
@@ -122,13 +123,13 @@ def test_farm_frees_board_of_killed_holder(real_farm: Farm, environment: dict[st
     begin = time.monotonic()
     jobs = real_farm.until(idle)
     assert time.monotonic() - begin < HOLDER_S + 30
-    assert jobs[-1]["reason"] == f"no heartbeat from the lease holder for {HOLDER_S:g} s"
+    assert jobs[-1].reason == f"no heartbeat from the lease holder for {HOLDER_S:g} s"
 
 
 def test_woken_holder_cannot_use_board_after_lease(
     real_farm: Farm, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    where = f'farm:name="{_boards()[0]["name"]}"'
+    where = f'farm:name="{_boards()[0].name}"'
     script = (
         "import hil, sys\n"
         f"with hil.connect({where!r}) as board:\n"
@@ -170,7 +171,7 @@ def test_lease_survives_gateway_kill(real_farm: Farm, monkeypatch: pytest.Monkey
         # Through the farm that run may be lost, as with any link; on the same machine nothing is noticed.
         assert again or tunnel
         time.sleep(HOLDER_S + 1)
-        [running] = [job for job in real_farm.jobs() if job["state"] == "running"]
+        [running] = [job for job in real_farm.jobs() if job.state == "running"]
         assert f"job {running['name']}," in lease
         if not tunnel:
             assert library.run(MODEL, board, runtime="onnxruntime")
@@ -238,7 +239,7 @@ def test_tunneled_suite_continues_after_gateway_kill(
     assert run.head.exit_code == 0, screen.notes
     assert {record.outcome for record in run.records()} <= {"PASS", "XFAIL"}
     assert screen.ended == len(run.head.ids) > 10
-    assert set(run.head.boards) <= {board["name"] for board in _boards()}
+    assert set(run.head.boards) <= {board.name for board in _boards()}
     # What could not be told to a gateway that was away ends by itself.
     real_farm.until(idle)
 
@@ -253,6 +254,6 @@ def test_admin_cancels_lease(real_farm: Farm) -> None:
             holding.wait(0)
 
 
-def _boards() -> list[dict]:
+def _boards() -> list[FarmBoard]:
     with FarmClient(farm_address()) as farm:
         return farm.ask("boards")

@@ -149,14 +149,14 @@ def test_farm_with_unfit_boards_completes_all_jobs(
         for _ in farm.follow(names):
             pass
         results = farm.ask("result", name=str(submission))
-        assert Counter(one["outcome"] for one in results) == {"PASS": 60}, [one["reason"] for one in results]
+        assert Counter(one.outcome for one in results) == {"PASS": 60}, [one.reason for one in results]
         eventually(
             lambda: states(farm) == {**dict.fromkeys(BOARDS, "online"), **dict.fromkeys(UNFIT, "quarantined")},
             lambda: str(farm.ask("boards")),
             within_s=240,
         )
-        reasons = {board["name"]: board["reason"] for board in farm.ask("boards")}
+        reasons = {board.name: board.reason for board in farm.ask("boards")}
         assert "jobs need 16" in reasons["full"], reasons
         assert "read-only" in reasons["read-only"], reasons
         assert "TIMEOUT" in reasons["stuck"] and "tried `touch" in reasons["stuck"], reasons
-        assert any("recovered by `touch" in event["reason"] for event in farm.ask("events", board=BOARDS[-1]))
+        assert any("recovered by `touch" in event.reason for event in farm.ask("events", board=BOARDS[-1]))

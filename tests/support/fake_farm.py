@@ -218,7 +218,7 @@ class FakeFarm:
     def ask(self, request: pb.AskRequest, context: grpc.ServicerContext) -> pb.Answer:
         """The queue, and before it three jobs of somebody else's."""
         assert request.WhichOneof("question") == "jobs" and list(request.jobs.state) == ["queued"]
-        others = [job("1", submission=-number) for number in range(3)]
+        others = [job("1", submission=0) for _ in range(3)]
         queued = [job(**self._job(lease)) for lease in self.leases if not lease.board and not lease.over]
         return pb.Answer(answer=json_message([*others, *queued, job("1000")]))
 

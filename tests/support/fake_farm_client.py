@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from hil.controller.farm.client.answers import parse_answer
 from hil.controller.farm.messages import JobSpec, Kind, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.web.farm.link import FarmLink
 from hil.core.digest import digest_of
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
+from hil.protocol.v1 import farm_pb2 as pb
 from support.waiting import eventually
 
 # Files are sent in pieces of so many bytes.
@@ -21,6 +24,11 @@ PIECE = 1000
 
 def at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def parsed(what: str, answer: Any) -> Any:
+    """Return a gateway's answer as a client reads it."""
+    return parse_answer(pb.Json(text=json.dumps(answer).encode()), what)
 
 
 def board(name: str, state: str = "online", **values: Any) -> dict[str, Any]:
@@ -140,6 +148,9 @@ class FakeClient:
         return user
 
     def ask(self, what: str, **asked: Any) -> Any:
+        return parsed(what, self._find_answer(what, **asked))
+
+    def _find_answer(self, what: str, **asked: Any) -> Any:
         user, farm = self._check(), self._farm
         farm.asked.append((self._token, what))
         if what == "me":

@@ -192,7 +192,7 @@ def boards_online(farm: Farm) -> int:
     """How many boards are online now; 0 while nobody answers."""
     try:
         with farm.client("ann") as client:
-            return sum(board["state"] == "online" for board in client.ask("boards"))
+            return sum(board.state == "online" for board in client.ask("boards"))
     except BoardError:
         return 0
 
@@ -297,7 +297,7 @@ def jobs_left(farm: Farm) -> int:
     """How many of the submitted jobs have no result yet; all of them while nobody answers."""
     try:
         with farm.client("ann") as client:
-            counts = client.ask("stats")["jobs"]
+            counts = client.ask("stats").jobs
         return int(counts.get("queued", 0) + counts.get("running", 0))
     except BoardError:
         return len(farm.expected) or 1

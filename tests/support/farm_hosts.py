@@ -17,6 +17,7 @@ from typing import Any
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.host.inventory import sockets_for
 from hil.controller.farm.messages import JobSpec, Submission
+from hil.controller.records.farm import JobDetails
 from support.farm_chaos_checks import read_journal
 from support.gateways import Running
 from support.sshd import started_with
@@ -108,22 +109,22 @@ def submit(farm: FarmClient, *specs: JobSpec, **settings: Any) -> list[str]:
     return farm.submit(Submission("a test", specs, **settings))[1]
 
 
-def job_of(farm: FarmClient, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = farm.ask("job", name=name)
+def job_of(farm: FarmClient, name: str) -> JobDetails:
+    found: JobDetails = farm.ask("job", name=name)
     return found
 
 
 def result_of(farm: FarmClient, name: str) -> dict[str, Any]:
     """A job's result, once it has one."""
     eventually(
-        lambda: job_of(farm, name)["state"] in ("done", "cancelled"), f"job {name} has no end: {job_of(farm, name)}"
+        lambda: job_of(farm, name).state in ("done", "cancelled"), f"job {name} has no end: {job_of(farm, name)}"
     )
     (found,) = farm.ask("result", name=name)
-    return {**found, **job_of(farm, name)}
+    return {**found.to_json(), **job_of(farm, name).to_json()}
 
 
 def states(farm: FarmClient) -> dict[str, str]:
-    return {board["name"]: board["state"] for board in farm.ask("boards")}
+    return {board.name: board.state for board in farm.ask("boards")}
 
 
 def owners_at_once(journal: Sequence[dict[str, Any]]) -> int:

@@ -146,9 +146,7 @@ class BareBoard:
         return [getattr(one, kind) for one in self.heard if one.WhichOneof("kind") == kind]
 
     def online(self) -> BareBoard:
-        eventually(
-            lambda: [one for one in self.farm.ask("boards") if one["name"] == self.name and one["state"] == "online"]
-        )
+        eventually(lambda: [one for one in self.farm.ask("boards") if one.name == self.name and one.state == "online"])
         return self
 
     def leave(self) -> None:

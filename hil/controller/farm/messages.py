@@ -1,21 +1,19 @@
 """The farm's documents (jobs, boards, leases, results) and their states.
 
 :mod:`.rpc` converts them to protocol messages. The database stores :class:`JobSpec`,
-:class:`JobResult` and :class:`BoardCard` as JSON (``to_json`` and ``of_json``).
+:class:`JobResult` and :class:`BoardCard` as JSON.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
-from hil.core.text import jsonable
+from hil.controller.records.base import Record
 from hil.errors import UsageError
 
-D = TypeVar("D", bound="Document")
 _LONGEST_NAME = 40  # of a job, in characters
 # Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
 # so it is not stored or sent. An agent that lost the fence skips ahead by twice this value.
@@ -90,27 +88,7 @@ class Principal:
     peer: str = ""
 
 
-@dataclass(frozen=True)
-class Document:
-    """Dataclass stored as JSON. Unknown keys are ignored, so an older release can read a newer document."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        plain: dict[str, Any] = jsonable({one.name: getattr(self, one.name) for one in fields(self)})
-        return plain
-
-    @classmethod
-    def of_json(cls: type[D], values: Mapping[str, Any]) -> D:
-        """Build the document from JSON values. Raises UsageError if the values are invalid."""
-        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-        try:
-            return cls(**known)
-        except (TypeError, ValueError, KeyError) as error:
-            raise UsageError(f"invalid {cls.__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class JobSpec(Document):
+class JobSpec(Record):
     """Work of one job."""
 
     kind: Kind
@@ -118,14 +96,11 @@ class JobSpec(Document):
     # :class:`hil.controller.pipeline.settings.options.Job`, with ``models`` as paths in ``files``. For suite: fields of
     # :class:`hil.controller.workloads.suites.request.SuiteRequest`.
     # For lease: ``purpose``. ``needs`` names the runtime that the board's agent must have, if known.
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     # path below the job's directory -> digest in the artifact store
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = {}
     affinity: str = ""  # cache affinity: boards that ran a job with the same key are preferred
     title: str = ""  # display title: the model's name; "" uses the submission's title
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", Kind(self.kind))
 
 
 @dataclass(frozen=True)
@@ -147,8 +122,7 @@ class Submission:
         object.__setattr__(self, "priority", Priority(self.priority))
 
 
-@dataclass(frozen=True)
-class JobResult(Document):
+class JobResult(Record):
     """Result of a job or of one attempt."""
 
     exit_code: int  # exit code of the command (see :mod:`hil.errors`); 130 if cancelled
@@ -156,16 +130,13 @@ class JobResult(Document):
     reason: str = ""  # one line; "" if the job passed
     infrastructure: bool = False  # True if the board or the farm failed; retried on other boards
     # record of the run or suite as printed by ``--json``, without tensors
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = {}
     # path below the run's directory -> digest in the artifact store
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = {}
     # seconds per step on the host (fetch, open, run, upload)
-    timings: Mapping[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = {}
     # The host's CLOCK_MONOTONIC, in ns, when the board session was open and when the board was returned.
     board_ns: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "board_ns", tuple(self.board_ns))
 
 
 @dataclass(frozen=True)
@@ -185,8 +156,7 @@ class Grant:
     trace: str = ""  # W3C ``traceparent`` of the submission's span; "" without tracing
 
 
-@dataclass(frozen=True)
-class BoardCard(Document):
+class BoardCard(Record):
     """Description of a board, presented by the host."""
 
     name: str  # unique in the farm; if two hosts present it, one owns the board and the other is standby
@@ -194,7 +164,7 @@ class BoardCard(Document):
     site: str = ""
     host: str = ""
     # Configured and discovered labels. Values are strings, numbers, booleans, or lists of strings that act as sets.
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = {}
     config: str = ""  # board config as TOML, without settings that only its host can use (key files)
     hw_type: str = ""
     fence: int = 0  # highest fence that the board has accepted

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, Submission
+from hil.controller.records.farm import FarmJob
 from hil.core import digest
 from hil.errors import UsageError
 from hil.protocol import wire
@@ -242,10 +243,10 @@ def _label_of(label: pb.Label) -> Any:
     return list(label.texts.texts) if kind == "texts" else getattr(label, kind)
 
 
-def status_message(job: Mapping[str, Any], *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
-    """Convert a job row of :func:`hil.controller.farm.store.queries.job` to a message."""
+def status_message(job: FarmJob, *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
+    """Convert a job to a message."""
     names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
-    return pb.JobStatus(**{name: job[name] for name in names}, unrunnable=unrunnable, blocked=blocked)
+    return pb.JobStatus(**{name: getattr(job, name) for name in names}, unrunnable=unrunnable, blocked=blocked)
 
 
 def _check_texts(document: object, *names: str) -> None:

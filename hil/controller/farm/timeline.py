@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-Row = Mapping[str, Any]
+from hil.controller.records.farm import FarmEvent, FarmJob
 
 
 def moment(text: str | None) -> float | None:
@@ -30,18 +30,18 @@ class Stay:
     reason: str = ""  # reason for its end
 
 
-def stays(events: Iterable[Row]) -> list[Stay]:
+def stays(events: Iterable[FarmEvent]) -> list[Stay]:
     """Return the leases in the events, in order of their start."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
-        number, what = event["lease"], event["what"]
+        number, what = event.lease, event.what
         if number is None or what not in ("job.granted", "lease.started", "lease.ended"):
             continue
-        stay = found.setdefault(number, {"lease": number, "job": event["job"], "board": event["board"]})
+        stay = found.setdefault(number, {"lease": number, "job": event.job, "board": event.board})
         if what == "job.granted":
-            stay["begun"] = moment(event["at"])
+            stay["begun"] = moment(event.at)
         elif what == "lease.ended":
-            stay |= {"ended": moment(event["at"]), "reason": event["reason"]}
+            stay |= {"ended": moment(event.at), "reason": event.reason}
     return [Stay(**stay) for stay in found.values()]
 
 
@@ -74,12 +74,12 @@ class QueueTimes:
     most: float | None = None
 
 
-def queue_times(jobs: Iterable[Row], since: float, until: float, parts: int) -> list[QueueTimes]:
+def queue_times(jobs: Iterable[FarmJob], since: float, until: float, parts: int) -> list[QueueTimes]:
     """Return the queue times of jobs that started in each of ``parts`` equal intervals."""
     width = (until - since) / parts
     waited: list[list[float]] = [[] for _ in range(parts)]
     for job in jobs:
-        queued, begun = moment(job["queued_at"]), moment(job["started_at"])
+        queued, begun = moment(job.queued_at), moment(job.started_at)
         if queued is not None and begun is not None and since <= begun <= until:
             waited[min(parts - 1, int((begun - since) / width))].append(max(0.0, begun - queued))
     return [

@@ -20,6 +20,7 @@ from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import SERVICES, methods, result_message, submission_message
+from hil.controller.records.farm import CancelledJobs
 from hil.errors import AccessRefused, FarmError, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 from hil.protocol.versions import FARM_KEY, FARM_PROTOCOL
@@ -98,7 +99,7 @@ def test_malformed_request_raises_usage_error(
                 send(farm, kind, path, said.SerializeToString())
             elif not isinstance(translated(call(farm, kind, path, said.SerializeToString())), (UsageError, FarmError)):
                 raise AssertionError(said)
-    assert not [one for one in farm.ask("audit") if "Traceback" in json.dumps(one)]
+    assert not [one for one in farm.ask("audit") if "Traceback" in json.dumps(one.to_json())]
 
 
 def test_gateway_survives_text_with_nul_bytes(client: Client, board: BareBoard) -> None:
@@ -188,7 +189,7 @@ def test_role_limits_allowed_calls(client: Client, board: BareBoard, role: Role,
             continue
         with pytest.raises(AccessRefused):
             attempt()
-    refused = {one["action"].removeprefix("Farm.") for one in admin.ask("audit") if not one["allowed"]}
+    refused = {one.action.removeprefix("Farm.") for one in admin.ask("audit") if not one.allowed}
     assert {one.rpartition(".")[2] for one in refused} == set(tries) - allowed
 
 
@@ -199,8 +200,8 @@ def test_submitter_cannot_change_jobs_of_other_user(client: Client, board: BareB
     for attempt in (lambda: bert.do("cancel", name=job), lambda: bert.do("priority", name=job, priority="high")):
         with pytest.raises(AccessRefused, match="anna"):
             attempt()
-    assert bert.ask("job", name=job)["state"] == "running"  # users can see jobs that they cannot change
-    assert admin.do("cancel", name=job) == {"cancelled": [job]}
+    assert bert.ask("job", name=job).state == "running"  # users can see jobs that they cannot change
+    assert admin.do("cancel", name=job) == CancelledJobs(cancelled=[job])
 
 
 def test_revoked_and_expired_tokens_end_calls_and_streams(
@@ -209,18 +210,18 @@ def test_revoked_and_expired_tokens_end_calls_and_streams(
     monkeypatch.setattr("hil.controller.farm.gateway.calls._RECHECK_S", 0.1)
     admin = client()
     made = admin.do("token", user="lab", role="host", expires_s=3600, note="room 4")
-    with gateway.client(made["token"], patience_s=0) as lab:
+    with gateway.client(made.token, patience_s=0) as lab:
         attending = BareBoard(lab, "rpi").online()
-        [row] = [one for one in admin.ask("tokens") if one["user"] == "lab"]
-        assert row["good"] and row["note"] == "room 4" and made["token"] not in json.dumps(row)
-        admin.do("revoke", id=row["id"])
+        [row] = [one for one in admin.ask("tokens") if one.user == "lab"]
+        assert row.good and row.note == "room 4" and made.token not in json.dumps(row.to_json())
+        admin.do("revoke", id=row.id)
         with pytest.raises(AccessRefused):
             lab.ask("boards")
         eventually(lambda: attending.error)
         assert isinstance(attending.error, grpc.Call) and attending.error.code() is grpc.StatusCode.UNAUTHENTICATED
         attending.cut()
     short = admin.do("token", user="guest", role="viewer", expires_s=3600)
-    with gateway.client(short["token"], patience_s=0) as guest:
+    with gateway.client(short.token, patience_s=0) as guest:
         guest.ask("boards")
         assert rows(farm_db, "update hil.tokens set expires_at = now() where user_name = 'guest' returning id")
         time.sleep(2.6)  # longer than the token cache
@@ -235,7 +236,7 @@ def test_audit_records_every_change(client: Client, board: BareBoard, farm_db: s
     farm.do("drain", name="rpi", reason="cable")
     farm.do("resume", name="rpi")
     farm.do("gc", dry_run=True)
-    found = [(one["user"], one["action"], one["object"]) for one in farm.ask("audit") if one["allowed"]]
+    found = [(one.user, one.action, one.object) for one in farm.ask("audit") if one.allowed]
     for what in (("Farm.Submit", job), ("Farm.Do cancel", job), ("Farm.Do drain", "rpi"), ("Farm.Do resume", "rpi")):
         assert ("anna", *what) in found
     assert ("anna", "Farm.Do gc", "") in found and ("lab", "Hosts.Attend", "rpi") in found
@@ -299,8 +300,8 @@ def test_repeated_refusals_do_not_flood_audit(client: Client, farm_db: str) -> N
             viewer.do("cancel", name="1")
         with pytest.raises(AccessRefused):
             viewer.do("gc")
-    refused = [one for one in admin.ask("audit") if not one["allowed"]]
-    assert sorted(one["action"] for one in refused) == ["Farm.Do cancel", "Farm.Do gc"]
+    refused = [one for one in admin.ask("audit") if not one.allowed]
+    assert sorted(one.action for one in refused) == ["Farm.Do cancel", "Farm.Do gc"]
 
 
 def test_gateway_limits_open_calls_per_user(client: Client, board: BareBoard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ Client = Callable[..., FarmClient]
 
 
 def state_of(farm: FarmClient, job: str) -> str:
-    return str(farm.ask("job", name=job)["state"])
+    return str(farm.ask("job", name=job).state)
 
 
 def test_reconnected_worker_receives_pending_grant(client: Client, board: BareBoard) -> None:
@@ -92,7 +92,7 @@ def test_drained_board_gets_jobs_only_after_resume(client: Client, board: BareBo
     farm.do("drain", name="rpi", reason="new cable")
     farm.submit(simple_order())
     time.sleep(0.3)
-    assert board.grants.empty() and farm.ask("boards")[0]["state"] == "maintenance"
+    assert board.grants.empty() and farm.ask("boards")[0].state == "maintenance"
     farm.do("resume", name="rpi")
     assert board.grant().board == "rpi"
 
@@ -123,16 +123,16 @@ def test_gc_forgets_board_offline_for_long(client: Client) -> None:
     farm = client()
     board = BareBoard(client("lab", Role.HOST), "rpi").online()
     board.leave()
-    eventually(lambda: farm.ask("boards")[0]["state"] == "offline")
+    eventually(lambda: farm.ask("boards")[0].state == "offline")
     _, [job] = farm.submit(simple_order(board="rpi"))
     farm.do("gc", days=0, dry_run=True)
-    assert [one["name"] for one in farm.ask("boards")] == ["rpi"]
+    assert [one.name for one in farm.ask("boards")] == ["rpi"]
     farm.do("gc")
-    assert farm.ask("job", name=job)["state"] == "queued"
+    assert farm.ask("job", name=job).state == "queued"
     farm.do("gc", days=1e-7)
     assert farm.ask("boards") == []
     with pytest.raises(FarmError, match="board 'rpi' not found"):
         farm.submit(simple_order(board="rpi"))
     board = BareBoard(client("lab", Role.HOST), "rpi").online()
-    assert [one["state"] for one in farm.ask("boards")] == ["online"]
+    assert [one.state for one in farm.ask("boards")] == ["online"]
     board.leave()

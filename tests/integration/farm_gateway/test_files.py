@@ -43,8 +43,8 @@ def test_upload_skips_stored_files_and_download_matches(client: Client, tmp_path
         assert (tmp_path / "back").read_bytes() == path.read_bytes()
     known = {row["digest"]: row["size"] for row in rows(farm_db, "select digest, size from hil.artifacts")}
     assert known == {digest: path.stat().st_size for digest, path in files.items()}
-    [said] = [one for one in farm.ask("audit") if one["action"] == "Artifacts.Upload"]
-    assert said["detail"] == {"files": 3, "bytes": len(big) + 5}
+    [said] = [one for one in farm.ask("audit") if one.action == "Artifacts.Upload"]
+    assert said.detail == {"files": 3, "bytes": len(big) + 5}
 
 
 def test_upload_rejects_mismatched_digest_and_size(client: Client, tmp_path: Path) -> None:
@@ -83,15 +83,15 @@ def test_gc_deletes_unreferenced_files(
     model, trace, unused = files
     _, [job] = farm.submit(simple_order(specs=(JobSpec(Kind.RUN, files={"model.onnx": model}),)))
     board.report(board.grant(), JobResult(0, "PASS", files={"trace.json": trace}))
-    assert farm.do("gc")["counts"]["artifacts"] == 0  # all files are new
+    assert farm.do("gc").counts["artifacts"] == 0  # all files are new
     rows(farm_db, "update hil.artifacts set used_at = used_at - interval '2 days' returning digest")
-    assert farm.do("gc", dry_run=True) == {**farm.do("gc", dry_run=True), "bytes": 6}
+    assert farm.do("gc", dry_run=True).bytes == 6
     assert gateway.gateway is not None
     store = gateway.gateway.context.store
     assert store.lacks(files) == []
-    assert farm.do("gc")["counts"]["artifacts"] == 1
+    assert farm.do("gc").counts["artifacts"] == 1
     assert store.lacks(files) == [unused]
-    assert farm.do("gc", days=0)["counts"]["jobs"] >= 1
+    assert farm.do("gc", days=0).counts["jobs"] >= 1
     assert store.lacks(files) == [model, trace, unused]
     with pytest.raises(UsageError):
         farm.ask("job", name=job)

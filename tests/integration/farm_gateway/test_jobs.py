@@ -23,11 +23,11 @@ Client = Callable[..., FarmClient]
 
 
 def state_of(farm: FarmClient, job: str) -> str:
-    return str(farm.ask("job", name=job)["state"])
+    return str(farm.ask("job", name=job).state)
 
 
 def printed(farm: FarmClient, name: str) -> str:
-    return "".join(piece["text"] for piece in farm.ask("logs", name=name))
+    return "".join(piece.text for piece in farm.ask("logs", name=name))
 
 
 def test_first_result_of_job_counts(client: Client, board: BareBoard) -> None:
@@ -43,7 +43,7 @@ def test_first_result_of_job_counts(client: Client, board: BareBoard) -> None:
     late = board.report(grant, JobResult(0, "PASS"))
     assert not late.recorded and "result already recorded" in late.reason
     [told] = farm.ask("result", name=job)
-    assert (told["name"], told["exit_code"], told["outcome"], told["record"]) == (job, 1, "FAIL", {"mismatches": 3})
+    assert (told.name, told.exit_code, told.outcome, told.record) == (job, 1, "FAIL", {"mismatches": 3})
 
 
 def test_gateway_queues_repeated_submission_once(client: Client, board: BareBoard) -> None:
@@ -75,10 +75,10 @@ def test_cancelling_job_ends_lease(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order())
     grant = board.grant()
-    assert farm.do("cancel", name=job) == {"cancelled": [job]}
+    assert farm.do("cancel", name=job).cancelled == [job]
     ended, *_ = eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     assert "anna" in ended.reason
-    assert farm.ask("result", name=job)[0]["exit_code"] == 130
+    assert farm.ask("result", name=job)[0].exit_code == 130
 
 
 def test_follow_streams_states_and_logs_to_end(client: Client, board: BareBoard) -> None:
@@ -171,7 +171,7 @@ def test_worker_prints_only_to_jobs_with_lease(client: Client, board: BareBoard)
         other.say(beat=pb.BoardBeat(leases=[grant.lease]))
         other.print(grant, "forged\n")
         eventually(lambda: grant.lease in {one.lease for one in other.told("ended")})
-        assert farm.ask("job", name=job)["started_at"] is None
+        assert farm.ask("job", name=job).started_at is None
         board.print(grant, "true\n")
         board.report(grant)
         eventually(lambda: "true" in printed(farm, job))

@@ -114,11 +114,11 @@ def test_holder_waits_for_board_and_returns_board(client: Client, board: BareBoa
     first.end()
     eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     board.held.discard(grant.lease)
-    assert farm.ask("result", name=grant.job)[0]["exit_code"] == 0
+    assert farm.ask("result", name=grant.job)[0].exit_code == 0
     after = board.grant()
     assert after.fence > grant.fence
     second.end()
-    eventually(lambda: farm.ask("job", name=after.job)["state"] != "running")
+    eventually(lambda: farm.ask("job", name=after.job).state != "running")
 
 
 def test_silent_holder_loses_board(farm_db: str, tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_reconnected_holder_preserves_queue_position(
             again = Holder(elsewhere, **opening)
             assert again.next("waiting").name == name
             time.sleep(4)  # longer than the reconnect limit
-            assert farm.ask("job", name=name)["state"] == "queued"
+            assert farm.ask("job", name=name).state == "queued"
             again.end()
-        eventually(lambda: farm.ask("job", name=name)["state"] == "cancelled")
+        eventually(lambda: farm.ask("job", name=name).state == "cancelled")
 
 
 def test_broken_links_do_not_cancel_waiting_jobs(client: Client, board: BareBoard) -> None:
@@ -192,7 +192,7 @@ def test_broken_links_do_not_cancel_waiting_jobs(client: Client, board: BareBoar
             names.append(waiting.next("waiting").name)
             waiting.end(waiting.stream.cancel)
         time.sleep(1)
-        assert {farm.ask("job", name=name)["state"] for name in names} == {"queued"}
+        assert {farm.ask("job", name=name).state for name in names} == {"queued"}
         for name in names:
             farm.do("cancel", name=name)
 
@@ -224,8 +224,8 @@ def test_forged_lease_key_fails(client: Client, board: BareBoard, farm_db: str) 
         with pytest.raises(grpc.RpcError) as wrong:
             list(thief.stub.Dial(iter(()), metadata=[*thief.metadata, (LEASE_KEY, "17; drop table")]))
         assert isinstance(translated(wrong.value), UsageError)
-    refusals = [one for one in farm.ask("audit") if not one["allowed"]]
-    assert {(one["user"], one["action"]) for one in refusals} == {("eve", "Farm.Lease"), ("eve", "Farm.Dial")}
+    refusals = [one for one in farm.ask("audit") if not one.allowed]
+    assert {(one.user, one.action) for one in refusals} == {("eve", "Farm.Lease"), ("eve", "Farm.Dial")}
 
 
 def echo_agent(farm: FarmClient, dial: pb.DialIn) -> threading.Thread:
@@ -374,6 +374,6 @@ def test_leaving_queue_cancels_job(client: Client, board: BareBoard) -> None:
         waiting = Holder(farm)
         job = waiting.next("waiting").name
         waiting.end()
-        eventually(lambda: farm.ask("job", name=job)["state"] == "cancelled")
+        eventually(lambda: farm.ask("job", name=job).state == "cancelled")
         time.sleep(0.1)
         assert board.grants.empty()

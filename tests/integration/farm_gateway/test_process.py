@@ -104,7 +104,7 @@ def test_gateway_restarts_after_kill(farm_db: str, tmp_path: Path) -> None:
         asking.start()  # the client waits for a gateway
     with gateway_process(farm_db, tmp_path):
         asking.join(WAIT_S)
-        assert [one["name"] for one in answers[0]] == ["rpi"]
+        assert [one.name for one in answers[0]] == ["rpi"]
         again = BareBoard(farm, "rpi", worker=board.worker)
         assert again.grant() == grant
         assert again.report(grant).recorded
@@ -128,7 +128,7 @@ def test_frozen_gateway_preserves_leases_after_resume(farm_db: str, tmp_path: Pa
         beats = len(board.told("beat"))
         eventually(lambda: len(board.told("beat")) > beats + 1)
         assert board.report(grant).recorded
-        assert farm.ask("job", name=job)["attempts"] == 1
+        assert farm.ask("job", name=job).attempts == 1
         board.cut()
 
 
@@ -178,7 +178,7 @@ def test_gateway_survives_database_restart(tmp_path: Path) -> None:
         server.embedded.start()
         told.join(WAIT_S)
         assert reports[0].recorded  # no lease expired or was lost
-        assert farm.ask("job", name=job)["attempts"] == 1
+        assert farm.ask("job", name=job).attempts == 1
         board.held.clear()
         eventually(lambda: len(board.told("beat")) > beats + 1)
         _, [after] = farm.submit(simple_order())
@@ -256,7 +256,7 @@ def test_admin_commands_drain_resume_audit_and_clean(farm_hil: Hil, client: Clie
     refused = farm_hil("farm", "forget", "rpi")
     assert (refused.code, "still presented by" in refused.err) == (2, True)
     board.leave()
-    eventually(lambda: client().ask("boards")[0]["state"] == "offline")
+    eventually(lambda: client().ask("boards")[0].state == "offline")
     assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}
     assert client().ask("boards") == []
     assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out

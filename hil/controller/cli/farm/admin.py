@@ -13,6 +13,24 @@ from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Role
+from hil.controller.records.commands.farm import (
+    AuditList,
+    BoardRemoval,
+    BoardStateChange,
+    CreatedToken,
+    FarmCleanup,
+    TokenList,
+    TokenRevocation,
+)
+from hil.controller.records.farm import (
+    AuditEntry,
+    CleanedFarm,
+    FarmBoard,
+    FarmToken,
+    ForgottenBoard,
+    NewToken,
+    RevokedToken,
+)
 
 
 def _period(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -45,8 +63,8 @@ def token() -> None:
 def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connected() as farm:
-        made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
-    answer(as_json, {"token": made["token"], "user": user, "role": role, "project": project}, made["token"])
+        made: NewToken = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
+    answer(as_json, CreatedToken(token=made.token, user=user, role=role, project=project), made.token)
     if not as_json:
         say("shown only once: pass it to the user, to set as HIL_FARM_TOKEN")
 
@@ -56,8 +74,8 @@ def add(user: str, role: str, project: str, expires: float, note: str, as_json: 
 def list_tokens(as_json: bool) -> None:
     """List the users, roles and dates of all tokens, without the tokens themselves."""
     with connected() as farm:
-        rows = farm.ask("tokens")
-    answer(as_json, {"tokens": rows}, show=lambda: show(table(TOKENS, rows)))
+        rows: list[FarmToken] = farm.ask("tokens")
+    answer(as_json, TokenList(tokens=rows), show=lambda: show(table(TOKENS, rows)))
 
 
 @token.command(epilog="Example: hil farm token revoke 7")
@@ -66,8 +84,8 @@ def list_tokens(as_json: bool) -> None:
 def revoke(number: int, as_json: bool) -> None:
     """Revoke a token by its NUMBER in the list. It becomes invalid within seconds."""
     with connected() as farm:
-        user = farm.do("revoke", id=number)["user"]
-    answer(as_json, {"revoked": number, "user": user}, f"token {number} of {user} revoked")
+        token: RevokedToken = farm.do("revoke", id=number)
+    answer(as_json, TokenRevocation(revoked=number, user=token.user), f"token {number} of {token.user} revoked")
 
 
 @command(epilog="Example: hil farm audit --limit 20")
@@ -78,8 +96,8 @@ def revoke(number: int, as_json: bool) -> None:
 def audit(limit: int, as_json: bool) -> None:
     """List changes by user, and refused requests, newest last."""
     with connected() as farm:
-        rows = farm.ask("audit", limit=limit)
-    answer(as_json, {"audit": rows}, show=lambda: show(table(AUDIT, rows)))
+        rows: list[AuditEntry] = farm.ask("audit", limit=limit)
+    answer(as_json, AuditList(audit=rows), show=lambda: show(table(AUDIT, rows)))
 
 
 @command(epilog="Example: hil farm gc --dry-run")
@@ -89,10 +107,10 @@ def audit(limit: int, as_json: bool) -> None:
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     """Delete old jobs with their data, boards not served for as long, and unused files."""
     with connected() as farm:
-        deleted = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
-    counts = ", ".join(f"{count} {what}" for what, count in deleted["counts"].items() if count) or "nothing"
-    text = f"{'would delete' if dry_run else 'deleted'} {counts}, {deleted['bytes']:,} bytes"
-    answer(as_json, {"dry_run": dry_run, **deleted}, text)
+        deleted: CleanedFarm = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
+    counts = ", ".join(f"{count} {what}" for what, count in deleted.counts.items() if count) or "nothing"
+    text = f"{'would delete' if dry_run else 'deleted'} {counts}, {deleted.bytes:,} bytes"
+    answer(as_json, FarmCleanup(dry_run=dry_run, counts=deleted.counts, bytes=deleted.bytes), text)
 
 
 @command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
@@ -103,7 +121,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
     """Start no new jobs on BOARD. Running jobs may finish."""
     state = _state_after("drain", board, reason=reason)
     text = "drained" if state == "maintenance" else "draining: a job is still running on it"
-    answer(as_json, {"board": board, "state": state}, f"{board} is {text}")
+    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {text}")
 
 
 @command(epilog="Example: hil farm resume rpi5-3")
@@ -112,7 +130,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
 def resume(board: str, as_json: bool) -> None:
     """Make BOARD available to jobs. A quarantined board is checked immediately."""
     state = _state_after("resume", board)
-    answer(as_json, {"board": board, "state": state}, f"{board} is {state}")
+    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {state}")
 
 
 @command(epilog="Example: hil farm forget rpi5-3")
@@ -124,12 +142,13 @@ def forget(board: str, as_json: bool) -> None:
     If a host serves it again, it is a new board.
     """
     with connected() as farm:
-        ended = farm.do("forget", name=board)["ended"]
-    waited = f"; waiting jobs ended: {', '.join(ended)}" if ended else ""
-    answer(as_json, {"board": board, "ended": ended}, f"{board} removed{waited}")
+        jobs: ForgottenBoard = farm.do("forget", name=board)
+    waited = f"; waiting jobs ended: {', '.join(jobs.ended)}" if jobs.ended else ""
+    answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
 
 
 def _state_after(action: str, board: str, **arguments: str) -> str:
     with connected() as farm:
         farm.do(action, name=board, **arguments)
-        return next((row["state"] for row in farm.ask("boards") if row["name"] == board), "unknown")
+        rows: list[FarmBoard] = farm.ask("boards")
+        return next((row.state for row in rows if row.name == board), "unknown")

@@ -22,6 +22,7 @@ from hil.controller.cli.options import json_option, seconds
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Priority
+from hil.controller.records.commands.farm import LeasedBoard
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
@@ -94,8 +95,10 @@ def lease(
             return _run(command, config, holding)
         # Ctrl-C releases the lease.
         with contextlib.suppress(KeyboardInterrupt):
-            document = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
-            answer(as_json, {**document, "config": str(config), "for_s": for_s}, str(config))
+            document = LeasedBoard(
+                board=held.card.name, job=held.grant.job, lease=held.grant.lease, config=str(config), for_s=for_s
+            )
+            answer(as_json, document, str(config))
             # Readers in a pipe need the text while the lease is active.
             sys.stdout.flush()
             if not as_json:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from msgspec import UNSET
 
 from hil.controller.cli.commands import command
 from hil.controller.cli.farm.options import connected
@@ -14,6 +16,8 @@ from hil.controller.cli.farm.tables import plain
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, answer_matrix, say
 from hil.controller.farm.messages import ENDED, JobState, Kind
+from hil.controller.records.commands.farm import CancelReport, EndedJobReport, FarmResult, LogList
+from hil.controller.records.farm import CancelledJobs, LogPiece
 from hil.core.results import gravest
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
@@ -40,10 +44,10 @@ def logs(job: str, live: bool, as_json: bool) -> int:
         if live:
             _follow(farm, [job], click.echo)
             return 0
-        pieces = farm.ask("logs", name=job)
-    several = len({piece["job"] for piece in pieces}) > 1
-    lines = [(piece["job"], line) for piece in pieces for line in piece["text"].splitlines()]
-    return answer(as_json, {"logs": pieces}, *(f"{name}  {line}" if several else line for name, line in lines))
+        pieces: list[LogPiece] = farm.ask("logs", name=job)
+    several = len({piece.job for piece in pieces}) > 1
+    lines = [(piece.job, line) for piece in pieces for line in piece.text.splitlines()]
+    return answer(as_json, LogList(logs=pieces), *(f"{name}  {line}" if several else line for name, line in lines))
 
 
 @command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
@@ -70,9 +74,9 @@ def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
 def cancel(job: str, as_json: bool) -> None:
     """Cancel a queued or running JOB, or all such jobs of a submission."""
     with connected() as farm:
-        ended = farm.do("cancel", name=job)["cancelled"]
-    text = f"cancelled {', '.join(ended)}" if ended else f"{job} has already ended"
-    answer(as_json, {"cancelled": ended}, text)
+        jobs: CancelledJobs = farm.do("cancel", name=job)
+    text = f"cancelled {', '.join(jobs.cancelled)}" if jobs.cancelled else f"{job} has already ended"
+    answer(as_json, CancelReport(cancelled=jobs.cancelled), text)
 
 
 def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bool, as_json: bool) -> int:
@@ -185,17 +189,15 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
             _print(ended, document, out)
 
     ended = outcomes(farm, name)
-    document: dict[str, Any] = {"name": name}
-    rows = [{"name": one.name, **one.result.to_json()} for one in ended]
+    rows = [EndedJobReport(name=one.name, **msgspec.structs.asdict(one.result)) for one in ended]
+    document = FarmResult(name=name, jobs=rows, exit_code=gravest([one.result.exit_code for one in ended]))
     if all(one.spec.kind is Kind.SUITE for one in ended):
-        run = fetch_suite(farm, ended, out)
-        document["suite"] = run.to_document().to_json()
-        rows = [{key: value for key, value in row.items() if key != "record"} for row in rows]
+        document.suite = fetch_suite(farm, ended, out).to_document()
+        document.jobs = [row.replace(record=UNSET) for row in rows]
     elif out is not None:
         for one in ended:
             fetch_run(farm, one, _folder(one, ended, out))
-        document["folder"] = str(out)
-    document |= {"jobs": rows, "exit_code": gravest([one.result.exit_code for one in ended])}
+        document.folder = str(out)
     return answer(as_json, document, show=show)
 
 
@@ -203,21 +205,18 @@ def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
     return out if len(ended) == 1 else out / one.name
 
 
-def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
-    from hil.controller.farm.client.results import convert_record
+def _print(ended: Sequence[EndedJob], document: FarmResult, out: Path | None) -> None:
     from hil.controller.pipeline.records.print_case import print_case
-    from hil.controller.records.run import make_run
     from hil.controller.storage.screen.console import Console
 
     console = Console()
-    if "suite" in document:
+    if document.suite is not UNSET:
         from hil.controller.workloads.suites.reports.summary import print_summary
 
-        print_summary(console, Path(document["suite"]["folder"]))
+        print_summary(console, Path(document.suite.folder))
         return
     for one in ended:
-        record = one.result.record
-        cases = convert_record(one.name, make_run, record).cases if record.get("cases") else []
+        cases = one.run.cases if one.result.record.get("cases") else []
         for case in cases:
             print_case(console, case)
         if not cases:
@@ -226,5 +225,5 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
         if one.result.files and out:
             click.echo(f"  stored in {_folder(one, ended, out)}")
         elif one.result.files:
-            name = one.name if len(ended) > 1 else document["name"]
+            name = one.name if len(ended) > 1 else document.name
             click.echo(f"  hil farm result {name} --out DIR downloads the results")

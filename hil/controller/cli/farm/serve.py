@@ -19,6 +19,8 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option, options
 from hil.controller.cli.screen import answer, say
+from hil.controller.records.base import make_record
+from hil.controller.records.commands.farm import StartedFarm, StoppedFarm
 from hil.core.files import read_file
 from hil.core.processes import module_command
 from hil.errors import UsageError
@@ -120,12 +122,12 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
         process.terminate()
         process.wait()
         raise
-    boards = Counter(board["state"] for board in ask(home, "boards"))
+    boards = Counter(board.state for board in ask(home, "boards"))
     states = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
     if not (as_json or sheet["ready"]):
         hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
         say(f"not all {wishes.count} boards have responded yet: {hint}")
-    document = {**sheet, "home": str(home), "boards": dict(boards)}
+    document = make_record({**sheet, "home": str(home), "boards": dict(boards)}, StartedFarm)
     return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
 
 
@@ -137,7 +139,7 @@ def down(as_json: bool) -> None:
     from hil.controller.farm.paths import farm_home
 
     ended = end_farm(farm_home())
-    answer(as_json, {"ended": ended}, "the farm is down" if ended else "no farm is running here")
+    answer(as_json, StoppedFarm(ended=ended), "the farm is down" if ended else "no farm is running here")
 
 
 @command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -32,6 +32,15 @@ from hil.controller.cli.screen import answer, say
 from hil.controller.farm.client.turns import turn_text, with_turns
 from hil.controller.farm.client.wording import labels_text
 from hil.controller.farm.messages import BoardState, JobState, parse_job
+from hil.controller.records.commands.farm import (
+    EventList,
+    FarmBoardList,
+    FarmStatus,
+    JobReport,
+    StatsReport,
+    SubmissionStatus,
+)
+from hil.controller.records.farm import FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
 
     from hil.controller.farm.client.client import FarmClient
 
-Row = Mapping[str, Any]
+T = TypeVar("T")
 _MOST = 100_000
 # Default job count to show, and jobs per request.
 _JOBS_SHOWN, _PAGE = 20, 5_000
@@ -91,27 +100,26 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int | Non
         if job:
             _show_job(farm, job, as_json)
             return
-        stats = farm.ask("stats", state=list(states), user=user)
+        stats: FarmStats = farm.ask("stats", state=list(states), user=user)
         rows = _jobs(farm, states, user, limit if limit or as_json else _JOBS_SHOWN)
         rows = with_turns(farm.ask, rows)
-        known = [] if as_json else farm.ask("boards")
+        known: list[FarmBoard] = [] if as_json else farm.ask("boards")
     if as_json:
-        answer(True, {"stats": stats, "jobs": rows})
+        answer(True, FarmStatus(stats=stats, jobs=rows))
     else:
         jobs = [line(""), table(JOBS, rows)] if rows else []
-        # Older gateways do not report this count.
-        omitted = stats.get("matching", 0) - len(rows)
+        omitted = stats.matching - len(rows)
         more = [line((f"... and {omitted} older: --limit N shows N, --json all", "dim"))] if omitted > 0 else []
-        show(*summary(stats, sum(bool(board["job"]) for board in known)), *quarantined(known), *jobs, *more)
+        show(*summary(stats, sum(bool(board.job) for board in known)), *quarantined(known), *jobs, *more)
 
 
-def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[Row]:
+def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[FarmJob]:
     """Return the newest jobs and all running jobs, the oldest first; without a limit all jobs."""
     chosen: dict[str, Any] = {"state": list(states), "user": user}
-    rows: list[Row] = farm.ask("jobs", **chosen, limit=limit or _PAGE)
+    rows: list[FarmJob] = farm.ask("jobs", **chosen, limit=limit or _PAGE)
     page = rows
     while limit is None and len(page) == _PAGE:
-        page = farm.ask("jobs", **chosen, limit=_PAGE, before=page[0]["name"])
+        page = farm.ask("jobs", **chosen, limit=_PAGE, before=page[0].name)
         # Older gateways ignore `before` and return the same page.
         if page and _number(page[-1]) >= _number(rows[0]):
             break
@@ -120,33 +128,33 @@ def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None)
         return rows
     # Show all running jobs, even if many newer ones are queued.
     running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
-    by_name = {row["name"]: row for row in (*running, *rows)}
+    by_name = {row.name: row for row in (*running, *rows)}
     return sorted(by_name.values(), key=_number)
 
 
-def _number(job: Row) -> tuple[int, int]:
-    submission, number = parse_job(job["name"])
+def _number(job: FarmJob) -> tuple[int, int]:
+    submission, number = parse_job(job.name)
     return submission, number or 0
 
 
 def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
     """Show a job with its attempts, or all jobs of a larger submission."""
     submission, number = parse_job(name)
-    rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
-    several = len(rows) > 1
-    rows = with_turns(farm.ask, rows if several else [farm.ask("job", name=name)])
-    job = rows[0]
+    rows: list[FarmJob] = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
+    if len(rows) > 1:
+        rows = with_turns(farm.ask, rows)
+        answer(as_json, SubmissionStatus(submission=submission, jobs=rows), show=lambda: show(table(JOBS, rows)))
+        return
+    found: JobDetails = farm.ask("job", name=name)
+    [job] = with_turns(farm.ask, [found])
     if as_json:
-        answer(True, {"submission": submission, "jobs": rows} if several else {"job": job})
-    elif several:
-        show(table(JOBS, rows))
-    else:
-        asked = {"selector": job["selector"], "board": job.get("pinned", "")}
-        asked |= {key: job[key] for key in ("priority", "project")} | {"waits": turn_text(job)}
-        wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
-        attempts = [{**one, "number": number} for number, one in enumerate(job["attempts_made"], 1)]
-        more = [line(""), table(ATTEMPTS, attempts)] if attempts else []
-        show(table(JOBS, [job]), line(""), *wishes, *more)
+        answer(True, JobReport(job=job))
+        return
+    asked = {"selector": job.selector, "board": job.pinned, "priority": job.priority, "project": job.project}
+    asked["waits"] = turn_text(job)
+    wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
+    more = [line(""), table(ATTEMPTS, list(enumerate(job.attempts_made, 1)))] if job.attempts_made else []
+    show(table(JOBS, [job]), line(""), *wishes, *more)
 
 
 @command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
@@ -159,15 +167,15 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
 
     wanted = selector.parse(text)
     with connected() as farm:
-        rows = farm.ask("boards")
-    labels = {row["name"]: row["labels"] for row in rows}
-    found = [row for row in rows if wanted.matches(labels[row["name"]])]
+        rows: list[FarmBoard] = farm.ask("boards")
+    labels = {row.name: row.labels for row in rows}
+    found = [row for row in rows if wanted.matches(labels[row.name])]
     if as_json:
-        answer(True, {"boards": found})
+        answer(True, FarmBoardList(boards=found))
     elif found:
         show(boards_table(found, labels=not wide))
         for row in found if wide else ():
-            click.echo(f"{plain(row['name'])}: {plain(labels_text(row['labels'], wide=True))}")
+            click.echo(f"{plain(row.name)}: {plain(labels_text(row.labels, wide=True))}")
     elif not rows:
         say("the farm has no boards; to add a machine's boards: hil farm host")
     else:
@@ -184,11 +192,11 @@ def top(as_json: bool) -> None:
     Fair sharing uses each user's board time, in which older use counts less.
     """
     with connected() as farm:
-        stats = farm.ask("stats")
+        stats: FarmStats = farm.ask("stats")
     if as_json:
-        answer(True, {"stats": stats})
+        answer(True, StatsReport(stats=stats))
         return
-    rows = sorted(stats["users"], key=lambda user: (-user["running"], -user["board_s"], user["user"]))
+    rows = sorted(stats.users, key=lambda user: (-user.running, -user.board_s, user.user))
     users = [line(""), table(USERS, rows)] if rows else []
     show(*summary(stats), latency(stats), *users)
 
@@ -201,9 +209,9 @@ def top(as_json: bool) -> None:
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
     """List events of boards, jobs, hosts and gateways, with reasons."""
     with connected() as farm:
-        rows = farm.ask("events", board=board, job=job, limit=limit)
+        rows: list[FarmEvent] = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
-        answer(True, {"events": rows})
+        answer(True, EventList(events=rows))
     elif rows:
         show(table(EVENTS, rows))
     else:
@@ -251,7 +259,9 @@ def _live(farm: FarmClient, every_s: float) -> None:
             time.sleep(max(every_s - (time.monotonic() - began), 0.05))
 
 
-def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, height: int) -> RenderableType:
+def view(
+    stats: FarmStats, boards: Sequence[FarmBoard], jobs: Sequence[FarmJob], width: int, height: int
+) -> RenderableType:
     """Return a view of the farm in at most ``height`` lines.
 
     Unhealthy and busy boards are first. Jobs are ordered by state: running, queued, ended.
@@ -259,15 +269,15 @@ def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, hei
     from rich.console import Group
 
     lines = max(height - _OTHER_LINES, _LINES_LEAST)
-    by_state = {state: [job for job in jobs if job["state"] == state.value] for state in JobState}
-    ended = sorted(by_state[JobState.DONE] + by_state[JobState.CANCELLED], key=lambda job: str(job["finished_at"]))
+    by_state = {state: [job for job in jobs if job.state == state.value] for state in JobState}
+    ended = sorted(by_state[JobState.DONE] + by_state[JobState.CANCELLED], key=lambda job: str(job.finished_at))
     ordered = [*by_state[JobState.RUNNING], *by_state[JobState.QUEUED], *reversed(ended)]
     some_boards = _fitting(sorted(boards, key=_interest), max(lines - len(ordered), lines // 2))
     more_boards = len(boards) - len(some_boards)
     some_jobs = _fitting(ordered, lines - len(some_boards) - bool(more_boards))
-    open_jobs = sum(stats["jobs"].get(state.value, 0) for state in (JobState.QUEUED, JobState.RUNNING))
-    more_jobs = open_jobs - sum(not job["finished_at"] for job in some_jobs)
-    parts: list[RenderableType] = [*summary(stats, sum(bool(board["job"]) for board in boards)), latency(stats)]
+    open_jobs = sum(stats.jobs.get(state.value, 0) for state in (JobState.QUEUED, JobState.RUNNING))
+    more_jobs = open_jobs - sum(not job.finished_at for job in some_jobs)
+    parts: list[RenderableType] = [*summary(stats, sum(bool(board.job) for board in boards)), latency(stats)]
     parts += [line(""), boards_table(some_boards, width, labels=False)]
     parts += [line((f"... and {more_boards} more", "dim"))] if more_boards else []
     parts += [line(""), table(JOBS, some_jobs, width)] if some_jobs else []
@@ -275,31 +285,31 @@ def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, hei
     return Group(*parts)
 
 
-def _fitting(rows: Sequence[Row], lines: int) -> Sequence[Row]:
+def _fitting(rows: Sequence[T], lines: int) -> Sequence[T]:
     """Return the rows that fit. If some do not fit, leave a line for the number of omitted rows."""
     return rows if len(rows) <= lines else rows[: max(lines - 1, 0)]
 
 
-def _interest(board: Row) -> tuple[bool, bool, str]:
-    well = board["state"] in (BoardState.ONLINE.value, BoardState.MAINTENANCE.value, BoardState.OFFLINE.value)
-    return well, not board["job"], board["name"]
+def _interest(board: FarmBoard) -> tuple[bool, bool, str]:
+    well = board.state in (BoardState.ONLINE.value, BoardState.MAINTENANCE.value, BoardState.OFFLINE.value)
+    return well, not board.job, board.name
 
 
 def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
     """Print each event once. Events that were stored late are printed after newer events."""
-    known = {event["id"] for event in farm.ask("events", limit=_BEHIND)}
+    known = {event.id for event in farm.ask("events", limit=_BEHIND)}
     lowest = min(known, default=0)
     while True:
         time.sleep(every_s)
         for limit in _EVENTS:
-            found = farm.ask("events", limit=limit)
-            new = [event for event in found if event["id"] > lowest and event["id"] not in known]
+            found: list[FarmEvent] = farm.ask("events", limit=limit)
+            new = [event for event in found if event.id > lowest and event.id not in known]
             if len(new) < limit:
                 break
-        known |= {event["id"] for event in new}
+        known |= {event.id for event in new}
         lowest = max(lowest, max(known, default=0) - _BEHIND)
         known = {number for number in known if number >= lowest}
         for event in new:
-            where = " ".join(filter(None, (event["what"], event["job"], event["board"], event.get("host", ""))))
-            reason = event["reason"] and f": {event['reason']}"
-            click.echo(json.dumps(event) if as_json else f"{local(event['at'])}  {plain(where)}{plain(reason)}")
+            where = " ".join(filter(None, (event.what, event.job, event.board, event.host)))
+            reason = event.reason and f": {event.reason}"
+            click.echo(json.dumps(event.to_json()) if as_json else f"{local(event.at)}  {plain(where)}{plain(reason)}")

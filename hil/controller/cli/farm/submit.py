@@ -32,6 +32,7 @@ from hil.controller.cli.running.suite import case_options
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.settings.options import CaseSettings, Job, specs_of
+from hil.controller.records.commands.farm import SubmittedJobs, SubmittedTarget, SubmittedTargets
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
@@ -156,19 +157,24 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
     return answer(
         as_json,
-        {"submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent},
+        SubmittedJobs(submission=done.submission, jobs=done.jobs, uploaded_bytes=done.sent),
         f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
     )
 
 
 def _answer_targets(as_json: bool, sent: Mapping[str, SubmitReceipt]) -> int:
     rows = [
-        {"name": name, "submission": one.submission, "jobs": one.jobs, "uploaded_bytes": one.sent}
+        SubmittedTarget(name=name, submission=one.submission, jobs=one.jobs, uploaded_bytes=one.sent)
         for name, one in sent.items()
     ]
     every = " ".join(str(one.submission) for one in sent.values())
     lines = [f"{name} is job {one.submission}" for name, one in sent.items()]
-    return answer(as_json, {"targets": rows}, *lines, f"table of results, after they end: hil farm result {every}")
+    return answer(
+        as_json,
+        SubmittedTargets(targets=rows),
+        *lines,
+        f"table of results, after they end: hil farm result {every}",
+    )
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:

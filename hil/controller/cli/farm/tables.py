@@ -5,21 +5,31 @@ Tables are truncated to the terminal's width, but complete if stdout is not a te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import duration, labels_text
 from hil.controller.farm.messages import BoardState, JobState, Kind
+from hil.controller.records.farm import (
+    AuditEntry,
+    FarmAttempt,
+    FarmBoard,
+    FarmEvent,
+    FarmJob,
+    FarmStats,
+    FarmToken,
+    UserStats,
+)
 from hil.core.text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Row = Mapping[str, Any]
+R = TypeVar("R")
 # A text with a style, or a text.
 Part = tuple[str, str] | str
 _STYLES = {
@@ -39,21 +49,21 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Generic[R]):
     """Column of a table."""
 
     head: str  # header
-    cell: str | Callable[[Row], Part]  # row key, or a function that takes the row
+    cell: str | Callable[[R], Part]  # field of the row, or a function that takes the row
     style: str = ""
     least: int = 0  # minimum terminal width for this column, in characters
     number: bool = False  # right-aligned and never truncated
     firm: bool = False  # whether other columns are truncated first
 
-    def of(self, row: Row) -> Text:
+    def of(self, row: R) -> Text:
         """Return a row's cell, with a style for the whole cell."""
         from rich.text import Text
 
-        found = row[self.cell] if isinstance(self.cell, str) else self.cell(row)
+        found = getattr(row, self.cell) if isinstance(self.cell, str) else self.cell(row)
         text, style = found if isinstance(found, tuple) else (str(found), self.style)
         return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
 
@@ -72,7 +82,7 @@ def show(*parts: object) -> None:
     out.file.flush()
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None) -> Table:
+def table(columns: Sequence[Column[R]], rows: Iterable[R], width: int | None = None) -> Table:
     """Return rows as a table of at most ``width`` characters; None is stdout's width."""
     from hil.controller.storage.screen import texts
     from hil.controller.storage.screen.console import table_console
@@ -100,31 +110,31 @@ def plain(text: str) -> str:
     return visible(text).translate({ord("\n"): " ", ord("\t"): " "})
 
 
-def boards_table(rows: Sequence[Row], width: int | None = None, *, labels: bool = True) -> Table:
+def boards_table(rows: Sequence[FarmBoard], width: int | None = None, *, labels: bool = True) -> Table:
     """Return a table of boards with states, reasons and jobs. ``labels`` adds the main labels."""
-    columns = [
+    columns: list[Column[FarmBoard]] = [
         Column("BOARD", "name", "bold", firm=True),
         Column("STATE", _state, firm=True),
         Column("JOB", _on_board, "cyan", firm=True),
-        Column("USER", lambda board: board["user"] if board["job"] else "", least=60),
-        Column("SINCE", lambda board: _span(board["since"]), number=True, least=60),
-        Column("HOST", lambda board: "/".join(filter(None, (board["site"], board["host"]))), least=90),
+        Column("USER", lambda board: board.user if board.job else "", least=60),
+        Column("SINCE", lambda board: _span(board.since), number=True, least=60),
+        Column("HOST", lambda board: "/".join(filter(None, (board.site, board.host))), least=90),
         Column("TYPE", "hw_type", least=80),
     ]
-    if any(board["reason"] for board in rows):
+    if any(board.reason for board in rows):
         columns.append(Column("REASON", "reason", "yellow"))
     if labels:
-        columns.append(Column("LABELS", lambda board: labels_text(board["labels"]), "dim"))
+        columns.append(Column("LABELS", lambda board: labels_text(board.labels), "dim"))
     return table(columns, rows, width)
 
 
-def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
+def summary(stats: FarmStats, busy: int | None = None) -> list[Text]:
     """Return a line about the jobs and a line about the boards."""
-    jobs, queue = stats["jobs"], {name: count for name, count in stats["queue"].items() if count}
+    jobs, queue = stats.jobs, {name: count for name, count in stats.queue.items() if count}
     classes = f" ({', '.join(f'{count} {name}' for name, count in queue.items())})" if set(queue) - {"normal"} else ""
     counts = [f"{jobs.get(state.value, 0)} {state.value}" for state in JobState]
     counts[0] += classes
-    some = [(f"{count} {state}", _STYLES.get(state, "")) for state, count in stats["boards"].items() if count]
+    some = [(f"{count} {state}", _STYLES.get(state, "")) for state, count in stats.boards.items() if count]
     boards = [part for one in some for part in (one, ", ")][:-1] or ["none"]
     return [
         line(("jobs:   ", "bold"), ", ".join(counts)),
@@ -132,17 +142,17 @@ def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
     ]
 
 
-def quarantined(boards: Sequence[Row]) -> list[Text]:
+def quarantined(boards: Sequence[FarmBoard]) -> list[Text]:
     """Return a line with the reason for the first quarantined boards."""
-    found = [board for board in boards if board["state"] == BoardState.QUARANTINED.value]
-    lines = [line((f"  {board['name']} ", "red"), board["reason"]) for board in found[:_SHOWN]]
+    found = [board for board in boards if board.state == BoardState.QUARANTINED.value]
+    lines = [line((f"  {board.name} ", "red"), board.reason) for board in found[:_SHOWN]]
     more = len(found) - _SHOWN
     return [*lines, *([line((f"  and {more} more: hil farm boards", "dim"))] if more > 0 else [])]
 
 
-def latency(stats: Mapping[str, Any]) -> Text:
+def latency(stats: FarmStats) -> Text:
     """Return a line with the queueing times of jobs."""
-    half, most = stats["waiting_s"]["p50"], stats["waiting_s"]["p95"]
+    half, most = stats.waiting_s.p50, stats.waiting_s.p95
     text = "no job started recently"
     if half is not None and most is not None:
         text = f"median {duration(half)}, 95th percentile {duration(most)}"
@@ -168,48 +178,48 @@ def _span(begun: str | None, *ends: str | None) -> str:
     return duration((until - datetime.fromisoformat(begun)).total_seconds())
 
 
-def _state(row: Row) -> Part:
-    return row["state"], _STYLES.get(row["state"], "")
+def _state(row: FarmJob | FarmBoard) -> Part:
+    return row.state, _STYLES.get(row.state, "")
 
 
-def _owner(job: Row) -> str:
-    return f"{job['user']}/{job['project']}" if job["project"] else str(job["user"])
+def _owner(job: FarmJob) -> str:
+    return f"{job.user}/{job.project}" if job.project else job.user
 
 
-def _result(job: Row) -> Part:
+def _result(job: FarmJob) -> Part:
     """Return a job's result, or the reason why it waits."""
-    if job["state"] == JobState.QUEUED.value:
-        wish = f"for {job['selector']}" if job["selector"] else ""
-        again = f"again: {job['reason']}" if job["attempts"] else ""
+    if job.state == JobState.QUEUED.value:
+        wish = f"for {job.selector}" if job.selector else ""
+        again = f"again: {job.reason}" if job.attempts else ""
         return "; ".join(filter(None, (turn_text(job), again, wish))), "dim"
-    if job["exit_code"] is None:
-        return (f"attempt {job['attempts']}" if job["attempts"] > 1 else ""), "dim"
-    if job["outcome"] == "SKIP":
-        return f"SKIP {job['reason']}", "yellow"
-    good = job["outcome"] in _GOOD and not job["exit_code"]
-    outcome = job["outcome"] or ("" if good else f"exit {job['exit_code']}")
-    return " ".join(filter(None, (outcome, job["reason"]))), "green" if good else "red"
+    if job.exit_code is None:
+        return (f"attempt {job.attempts}" if job.attempts > 1 else ""), "dim"
+    if job.outcome == "SKIP":
+        return f"SKIP {job.reason}", "yellow"
+    good = job.outcome in _GOOD and not job.exit_code
+    outcome = job.outcome or ("" if good else f"exit {job.exit_code}")
+    return " ".join(filter(None, (outcome, job.reason))), "green" if good else "red"
 
 
-def _on_board(board: Row) -> str:
-    check = board["job"] and board["user"] == "farm" and Kind.HEALTH.value
-    return f"{board['job']} ({check})" if check else str(board["job"])
+def _on_board(board: FarmBoard) -> str:
+    check = board.job and board.user == "farm" and Kind.HEALTH.value
+    return f"{board.job} ({check})" if check else board.job
 
 
-def _event(event: Row) -> Part:
-    return event["what"], _STYLES.get(event["what"].rpartition(".")[2], "")
+def _event(event: FarmEvent) -> Part:
+    return event.what, _STYLES.get(event.what.rpartition(".")[2], "")
 
 
-def _token_state(token: Row) -> str:
-    return "good" if token["good"] else "revoked" if token["revoked_at"] else "expired"
+def _token_state(token: FarmToken) -> str:
+    return "good" if token.good else "revoked" if token.revoked_at else "expired"
 
 
-def _audited(entry: Row) -> str:
-    refused = "" if entry["allowed"] else f"REFUSED: {entry['detail'].get('reason', '')}"
-    return "  ".join(filter(None, (f"{entry['action']} {entry['object']}".strip(), entry["peer"], refused)))
+def _audited(entry: AuditEntry) -> str:
+    refused = "" if entry.allowed else f"REFUSED: {entry.detail.get('reason', '')}"
+    return "  ".join(filter(None, (f"{entry.action} {entry.object}".strip(), entry.peer, refused)))
 
 
-JOBS = (
+JOBS: tuple[Column[FarmJob], ...] = (
     Column("JOB", "name", "bold", firm=True),
     Column("STATE", _state, firm=True),
     Column("TITLE", "title"),
@@ -217,43 +227,44 @@ JOBS = (
     Column("USER", _owner, least=70),
     Column("PRIORITY", "priority", least=90),
     Column("BOARD", "board"),
-    Column("WAITED", lambda job: _span(job["queued_at"], job["started_at"], job["finished_at"]), number=True, least=60),
-    Column("RAN", lambda job: _span(job["started_at"], job["finished_at"]), number=True, least=60),
+    Column("WAITED", lambda job: _span(job.queued_at, job.started_at, job.finished_at), number=True, least=60),
+    Column("RAN", lambda job: _span(job.started_at, job.finished_at), number=True, least=60),
     Column("RESULT", _result),
 )
-ATTEMPTS = (
-    Column("ATTEMPT", "number", number=True),
-    Column("BOARD", "board", "bold"),
-    Column("FROM", lambda one: local(one["granted_at"]), "dim", firm=True, least=60),
-    Column("HELD", lambda one: _span(one["granted_at"], one["ended_at"]), number=True),
-    Column("FENCE", "fence", "dim", number=True, least=80),
-    Column("END", "reason"),
+# Rows are a number and an attempt.
+ATTEMPTS: tuple[Column[tuple[int, FarmAttempt]], ...] = (
+    Column("ATTEMPT", lambda row: str(row[0]), number=True),
+    Column("BOARD", lambda row: row[1].board, "bold"),
+    Column("FROM", lambda row: local(row[1].granted_at), "dim", firm=True, least=60),
+    Column("HELD", lambda row: _span(row[1].granted_at, row[1].ended_at), number=True),
+    Column("FENCE", lambda row: str(row[1].fence), "dim", number=True, least=80),
+    Column("END", lambda row: row[1].reason),
 )
-EVENTS = (
-    Column("TIME", lambda event: local(event["at"]), "dim", firm=True),
+EVENTS: tuple[Column[FarmEvent], ...] = (
+    Column("TIME", lambda event: local(event.at), "dim", firm=True),
     Column("EVENT", _event, firm=True),
-    Column("WHERE", lambda event: event["board"] or event.get("host", "")),
+    Column("WHERE", lambda event: event.board or event.host),
     Column("JOB", "job"),
     Column("REASON", "reason"),
 )
-USERS = (
+USERS: tuple[Column[UserStats], ...] = (
     Column("USER", "user", "bold"),
     Column("PROJECT", "project"),
     Column("RUNNING", "running", number=True),
     Column("QUEUED", "queued", number=True),
-    Column("BOARD TIME", lambda user: duration(user["board_s"]), number=True),
+    Column("BOARD TIME", lambda user: duration(user.board_s), number=True),
 )
-TOKENS = (
+TOKENS: tuple[Column[FarmToken], ...] = (
     Column("NUMBER", "id", number=True),
     Column("USER", "user", "bold", firm=True),
     Column("ROLE", "role", firm=True),
     Column("STATE", _token_state, firm=True),
-    Column("PROJECT", lambda token: f"({token['project']})" if token["project"] else ""),
-    Column("EXPIRES", lambda token: f"until {local(token['expires_at'])}" if token["expires_at"] else "", firm=True),
+    Column("PROJECT", lambda token: f"({token.project})" if token.project else ""),
+    Column("EXPIRES", lambda token: f"until {local(token.expires_at)}" if token.expires_at else "", firm=True),
     Column("NOTE", "note"),
 )
-AUDIT = (
-    Column("TIME", lambda entry: local(entry["at"]), "dim", firm=True),
-    Column("USER", lambda entry: entry["user"] or "?", firm=True),
+AUDIT: tuple[Column[AuditEntry], ...] = (
+    Column("TIME", lambda entry: local(entry.at), "dim", firm=True),
+    Column("USER", lambda entry: entry.user or "?", firm=True),
     Column("ACTION AND SOURCE", _audited),
 )

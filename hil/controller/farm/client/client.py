@@ -156,11 +156,15 @@ class FarmClient:
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """Run a query (see ``Ask`` in the protocol), with retries while the gateway is unavailable."""
+        """Run a query (see ``Ask`` in the protocol), with retries while the gateway is unavailable.
+
+        Returns:
+            The type of the query in :data:`hil.controller.records.farm.ANSWERS`.
+        """
         return parse_answer(self._call_with_retry("Ask", _build_request(pb.AskRequest, what, arguments)).answer, what)
 
     def do(self, action: str, **arguments: Any) -> Any:
-        """Run an action (see ``Do`` in the protocol). Sent once, never retried."""
+        """Run an action (see ``Do`` in the protocol). Sent once, never retried. Returns as :meth:`ask`."""
         with seam():
             return parse_answer(
                 self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments)).answer, action

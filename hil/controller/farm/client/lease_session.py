@@ -97,7 +97,7 @@ class LeaseSession:
         except HilError:
             return f"job {mine.name} is queued"
         own = _make_sort_key(mine.priority, mine.submission)
-        ahead = sum(_make_sort_key(job["priority"], job["submission"]) < own for job in queued)
+        ahead = sum(_make_sort_key(job.priority, job.submission) < own for job in queued)
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:

@@ -8,18 +8,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from hil.controller.farm.client.answers import check_result_values, check_suite_record, invalid_answer
+import msgspec
+from msgspec import UNSET
+
+from hil.controller.farm.client.answers import check_result_values, check_suite_part, invalid_answer
 from hil.controller.farm.client.client import FarmClient, reading_answer
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
+from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
 from hil.controller.records.base import Record, make_record
+from hil.controller.records.farm import JobResultRow, SuitePart, make_suite_part
 from hil.controller.records.matrix import TargetError
 from hil.controller.records.outputs import Origin
-from hil.controller.records.run import make_run
-from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_suite
+from hil.controller.records.run import RunRecord, make_run
+from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, storing
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
@@ -52,21 +57,25 @@ class EndedJob:
     result: JobResult
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> EndedJob:
+    def of_row(cls, row: JobResultRow) -> EndedJob:
         """Build a job from a row of a farm response. Raises FarmError if the row is invalid."""
-        name = str(row["name"])[:100]
-        with _naming_jobs([name]):
-            try:
-                parse_job(name)  # the name becomes a directory name
-                spec, result = JobSpec.of_json(row["spec"]), JobResult.of_json(row)
-            except UsageError as error:
-                raise invalid_answer(error, f"result of job {name!r}") from error
-            check_fields(spec)
-            check_fields(result)
-            check_result_values([spec.options, result.record])
-            if spec.kind is Kind.SUITE:
-                check_suite_record(result.record)
-        return cls(name, spec, result)
+        with _naming_jobs([row.name]):
+            values = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not UNSET}
+            job = cls(row.name, msgspec.convert(values.get("spec"), JobSpec), msgspec.convert(values, JobResult))
+            check_result_values([job.spec.options, job.result.record])
+            if job.spec.kind is Kind.SUITE:
+                check_suite_part(job.part)
+        return job
+
+    @cached_property
+    def part(self) -> SuitePart:
+        """Record of a part of a suite. Raises FarmError if the record is invalid."""
+        return convert_record(self.name, make_suite_part, self.result.record)
+
+    @cached_property
+    def run(self) -> RunRecord:
+        """Record of a run. Raises FarmError if the record is invalid."""
+        return convert_record(self.name, make_run, self.result.record)
 
 
 @contextlib.contextmanager
@@ -102,14 +111,12 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
         return _parse_ended_jobs(name, rows)
 
 
-def _parse_ended_jobs(name: str, rows: Sequence[Mapping[str, Any]]) -> list[EndedJob]:
+def _parse_ended_jobs(name: str, rows: Sequence[JobResultRow]) -> list[EndedJob]:
     if not rows:
         raise LookupError(f"job {name} not found")
-    if going := [row for row in rows if row["state"] not in ENDED]:
+    if going := [row for row in rows if row.state not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
-        raise UsageError(
-            f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
-        )
+        raise UsageError(f"{what} not ended: {going[0].name} is {going[0].state}", hint=f"hil farm logs {name} -f")
     return [EndedJob.of_row(row) for row in rows]
 
 
@@ -201,7 +208,7 @@ def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> Targe
         if not one.result.record.get("cases"):
             failed.append(one)
             continue
-        run = results_of_run(Run(folder, convert_record(one.name, make_run, one.result.record)))
+        run = results_of_run(Run(folder, one.run))
         runs.append(_rename_cases(run, one, label) if len(ended) > 1 else run)
     whole = replace(
         nothing_of(folder),
@@ -272,11 +279,8 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 
 
 def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
-    records = [
-        None if part.result.record.get("cases") is None else convert_record(part.name, make_suite, part.result.record)
-        for part in parts
-    ]
-    head = _build_head(parts, [one for one in records if one is not None], folder)
+    heads = [part.part for part in parts if part.part.cases is not None]
+    head = _build_head(parts, heads, folder)
     # The fields of the job's options are unchecked.
     run = SuiteRun.create(
         folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json())
@@ -284,8 +288,8 @@ def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     request = SuiteRequest.of_json(run.head.request)
     check_fields(request)
     found: dict[str, CaseRecord] = {}
-    for part, record in zip(parts, records, strict=True):
-        found |= {case.id: case for case in _list_cases(part, record, run, request)}
+    for part in parts:
+        found |= {case.id: case for case in _list_cases(part, run, request)}
     outcomes = [Outcome(record.outcome) for record in found.values()]
     with run.writing():
         for case_id in run.head.ids:
@@ -307,7 +311,7 @@ def _read_origin(part: EndedJob) -> Origin | None:
     return convert_record(part.name, lambda values: make_record(values, Origin), origin) if origin else None
 
 
-def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folder: Path) -> SuiteRecord:
+def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuitePart], folder: Path) -> SuiteRecord:
     options = parts[0].spec.options
     typed = options["typed"]
     asked = replace(typed_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
@@ -335,18 +339,16 @@ def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuiteDocument], folde
         origin=_read_origin(parts[0]) or origin_of_request(request),
         left_out=typed.get("left_out", []),
         interrupted=False,
-        started=min((head.started for head in heads), default=time.time()),
+        started=min((head.started for head in heads if head.started), default=time.time()),
         finished=max((head.finished for head in heads if head.finished), default=time.time()),
         exit_code=None,
     )
 
 
-def _list_cases(
-    part: EndedJob, record: SuiteDocument | None, run: SuiteRun, request: SuiteRequest
-) -> Iterable[CaseRecord]:
+def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
     """Yield the cases of a part, adjusted as if they had run on this machine."""
-    ended, was = {}, record.folder if record else ""
-    for case in record.cases if record else ():
+    ended, was = {}, part.part.folder
+    for case in part.part.cases or ():
         # The run directory on the host is fetched to this machine, so replace the path.
         hint, diff = (_replace_folder(text, was, run.folder) for text in (case.hint, case.diff))
         ended[case.id] = case.replace(repeat=request.command(case.id), hint=hint, diff=diff)

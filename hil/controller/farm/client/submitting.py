@@ -50,7 +50,7 @@ class Workload:
 
     def for_target(self, target: str) -> Workload:
         """Return a copy with the target's name appended to the titles."""
-        specs = tuple(replace(spec, title=f"{spec.title} {target}") for spec in self.specs)
+        specs = tuple(spec.replace(title=f"{spec.title} {target}") for spec in self.specs)
         return replace(self, title=f"{self.title} {target}", specs=specs)
 
 
@@ -120,7 +120,7 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload
 def _build_workload(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
     uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
-    specs = tuple(replace(spec, title=name) for (spec, _), name in zip(packed, names, strict=True))
+    specs = tuple(spec.replace(title=name) for (spec, _), name in zip(packed, names, strict=True))
     return Workload(_format_title(names), specs, uploads)
 
 
@@ -133,7 +133,7 @@ def matching(farm: FarmClient, selector: str, board: str = "") -> int:
     """Return the number of boards that match and are not offline. Raises UsageError for an invalid selector."""
     wanted = parse(selector)
     return sum(
-        wanted.matches(one["labels"]) and (not board or one["name"] == board) and one["state"] != BoardState.OFFLINE
+        wanted.matches(one.labels) and (not board or one.name == board) and one.state != BoardState.OFFLINE
         for one in farm.ask("boards")
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
 import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 
+from hil.controller.records.farm import FarmStats
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import host_port
 
@@ -19,8 +20,6 @@ _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 _READ_S = 5.0
 # Metrics reveal user activity, so other machines can read them only if an address is configured.
 _LOOPBACK = "127.0.0.1"
-
-Stats = Mapping[str, Any]
 
 
 class Metrics:
@@ -55,7 +54,7 @@ class Metrics:
         self._grants.labels(kind).inc()
         self._waits.labels(priority).observe(waited_s)
 
-    def serve(self, listen: str, read: Callable[[], Awaitable[Stats]]) -> str:
+    def serve(self, listen: str, read: Callable[[], Awaitable[FarmStats]]) -> str:
         """Serve ``GET /metrics`` and return the address.
 
         Args:
@@ -87,14 +86,14 @@ class Metrics:
 class _FarmCollector:
     """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[Stats]]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[FarmStats]]) -> None:
         self._loop, self._read = loop, read
 
     def describe(self) -> list[Any]:
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        stats: Stats | None = None
+        stats: FarmStats | None = None
         with contextlib.suppress(HilError, TimeoutError, asyncio.TimeoutError, RuntimeError):
             reading = asyncio.wait_for(self._read(), _READ_S)
             stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_S)
@@ -107,6 +106,6 @@ class _FarmCollector:
             ("queue", "priority", "Queued jobs, by priority."),
         ):
             gauge = GaugeMetricFamily(f"hil_farm_{name}", text, labels=(label,))
-            for value, count in stats[name].items():
+            for value, count in getattr(stats, name).items():
                 gauge.add_metric((value,), count)
             yield gauge

@@ -26,6 +26,7 @@ from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetched
+from hil.controller.records.farm import FarmStats
 from hil.protocol import grpc_calls
 from hil.protocol.listening import (
     HANDSHAKE,
@@ -125,7 +126,7 @@ class Gateway:
         async with self.context.db.transaction() as tx:
             await presence.gateway_stopped(tx, self.context.name)
 
-    async def _read_stats(self) -> Any:
+    async def _read_stats(self) -> FarmStats:
         async with self.context.db.transaction() as tx:
             return await queries.stats(tx, self.context.settings)
 

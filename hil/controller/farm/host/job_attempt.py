@@ -128,7 +128,7 @@ def _build_result(record: RunRecord | SuiteDocument, stored: Mapping[str, str]) 
         f"{name}: {reason}"[:REASON] if outcome and code else "",
         infrastructure=code == EXIT_BOARD,
         record=record.to_json(),
-        files=stored,
+        files=dict(stored),
     )
 
 
@@ -242,7 +242,7 @@ class FileCache:
             left -= size
 
 
-def upload_folder(folder: Path, client: FarmClient) -> Mapping[str, str]:
+def upload_folder(folder: Path, client: FarmClient) -> dict[str, str]:
     """Upload all files of a directory. Returns path below the directory -> digest."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     paths = {str(path.relative_to(folder)): path for path in found}

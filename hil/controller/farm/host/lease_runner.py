@@ -118,7 +118,7 @@ class LeaseRunner:
                 begun = time.monotonic_ns()
                 with self._serve_holder(grant):
                     attendance.started(grant.lease, self.serving.address if self.serving else "")
-                    if replace(self.way.card(), fence=before.fence) != before:
+                    if self.way.card().replace(fence=before.fence) != before:
                         attendance.present()
                     return self._run_on_board(replace(grant, trace=span.traceparent), tell, ended, timings)
             except Exception as error:
@@ -131,7 +131,7 @@ class LeaseRunner:
         with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
             result = self._check_with_recovery(attempt, tell) if grant.spec.kind is Kind.HEALTH else attempt()
             span.set(exit_code=result.exit_code, outcome=result.outcome)
-        return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
+        return result.replace(timings=timings, board_ns=(begun, time.monotonic_ns()))
 
     def _check_with_recovery(self, check: Callable[[], JobResult], tell: TextSink) -> JobResult:
         """Check the board. While the check fails, run the next configured recovery step and repeat the check."""
@@ -149,9 +149,9 @@ class LeaseRunner:
             return results[-1]
         if recovery.is_working:
             problem = recovery.problem.message if recovery.problem else ""
-            return replace(results[-1], reason=f"recovered by {recovery.steps[-1].name}: {problem}"[:REASON])
+            return results[-1].replace(reason=f"recovered by {recovery.steps[-1].name}: {problem}"[:REASON])
         tried = ", ".join(step.name for step in recovery.steps)
-        return replace(results[-1], reason=f"{results[-1].reason or results[-1].outcome}; tried {tried}"[:REASON])
+        return results[-1].replace(reason=f"{results[-1].reason or results[-1].outcome}; tried {tried}"[:REASON])
 
     def clear_away(self, fence: int) -> bool:
         """Release all resources of a cancelled job. Returns True if the session has ended."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hil.controller.farm.messages import JobResult, Kind
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK
@@ -33,4 +31,4 @@ def after_probe(result: JobResult, probe: JobResult) -> JobResult:
         f"the job itself ended with {result.outcome or result.exit_code}: {result.reason}"
     )
     unfit = Outcome.BOARD_UNFIT.value
-    return replace(result, exit_code=EXIT_BOARD, outcome=unfit, reason=reason[:_MOST_REASON], infrastructure=True)
+    return result.replace(exit_code=EXIT_BOARD, outcome=unfit, reason=reason[:_MOST_REASON], infrastructure=True)

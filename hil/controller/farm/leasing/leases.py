@@ -24,6 +24,7 @@ from hil.controller.farm.store.records import (
     storable,
     stored,
 )
+from hil.controller.records.base import make_record
 from hil.errors import EXIT_OK, AccessRefused
 
 _GRANT = f"""
@@ -119,7 +120,7 @@ async def grant_of(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
 async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
     """Return the grants of the active leases among ``leases``."""
     rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
-    return [Grant(**{**row, "spec": JobSpec.of_json(row["spec"]), "ttl_s": settings.lease_s}) for row in rows]
+    return [Grant(**{**row, "spec": make_record(row["spec"], JobSpec), "ttl_s": settings.lease_s}) for row in rows]
 
 
 async def lease_of_job(tx: Tx, job_id: int) -> int | None:
@@ -136,7 +137,7 @@ async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
         " where lease.id = %s and lease.ended_at is null"
     )
     rows = await fetched(tx, query, [lease])
-    return LeaseStatus(**{**rows[0], "card": BoardCard.of_json(rows[0]["card"])}) if rows else None
+    return LeaseStatus(**{**rows[0], "card": make_record(rows[0]["card"], BoardCard)}) if rows else None
 
 
 async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:

@@ -239,7 +239,7 @@ class LocalFarm:
         if not self.wishes.count:
             return known
         try:
-            now = {board["name"]: board["state"] for board in ask(self.home, "boards")}
+            now = {board.name: board.state for board in ask(self.home, "boards")}
         except HilError:
             return known
         for name, state in now.items():

@@ -6,11 +6,11 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, turns
 from hil.controller.farm.selector import nearest, parse
+from hil.controller.records.farm import FarmJob
 
 # Limits of a reason text: boards per state, hold reasons, and characters per hold reason.
 _NAMED = 3
@@ -80,11 +80,11 @@ def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
     return "; ".join([*said, *([jobs] if ahead else [])])
 
 
-def blocked(jobs: Iterable[Mapping[str, Any]], boards: Sequence[BoardRow]) -> dict[str, str]:
+def blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, str]:
     """Return the reason for each queued job whose matching boards are all out of service.
 
     Args:
-        jobs: rows of queued jobs, with ``name``, ``selector`` and ``pinned``.
+        jobs: queued jobs.
         boards: all boards of the farm.
     """
 
@@ -96,7 +96,7 @@ def blocked(jobs: Iterable[Mapping[str, Any]], boards: Sequence[BoardRow]) -> di
             return ""
         return why_waiting(job, fit, 0) if fit else _explain_no_match(job, boards)
 
-    reasons = {job["name"]: reason(job["selector"], job["pinned"]) for job in jobs}
+    reasons = {job.name: reason(job.selector, job.pinned) for job in jobs}
     return {name: why for name, why in reasons.items() if why}
 
 

@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
+from hil.controller.records.farm import FarmJob
 from hil.core.results import Outcome
 
 _CLASS = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}
@@ -294,7 +295,7 @@ def after_attempt(
     if attempts < max_attempts or (others and result.outcome == Outcome.BOARD_UNFIT.value):
         return None
     reason = f"{result.reason or 'infrastructure failure'} (attempt {attempts} of {max_attempts})"
-    return replace(result, reason=reason)
+    return result.replace(reason=reason)
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ class BoardRow:
         return self.free is not None and self.state is BoardState.ONLINE and self.unchecked
 
 
-def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return job -> reason, for queued jobs whose matching boards have all failed their checks repeatedly.
 
     Args:
@@ -344,5 +345,5 @@ def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, 
         failed = [one for one in fit if one["state"] == BoardState.QUARANTINED.value and one["failures"] >= GIVEN_UP]
         return "; ".join(f"{one['name']}: {one['reason']}" for one in failed[:3]) if len(failed) == len(fit) else ""
 
-    reasons = {job["name"]: reason(job["selector"], job["pinned"]) for job in jobs}
+    reasons = {job.name: reason(job.selector, job.pinned) for job in jobs}
     return {name: why for name, why in reasons.items() if why}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.store.records import JOBS, NAME, as_json, fetched, storable
+from hil.controller.records.farm import FarmCase, FarmCases
 
 # Maximum characters per text, and maximum cases per lease.
 LONGEST, _MOST_CASES = 500, 10_000
@@ -59,8 +59,9 @@ async def forget(tx: Tx, lease: int) -> None:
     await tx.execute("delete from hil.cases where lease = %s", [lease])
 
 
-async def of_jobs(tx: Tx, jobs: Sequence[int], limit: int) -> dict[str, Any]:
+async def of_jobs(tx: Tx, jobs: Sequence[int], limit: int) -> FarmCases:
     """Return the total number of cases and up to ``limit`` cases of jobs, failures first."""
     found = await fetched(tx, _READ, {"jobs": list(jobs), "limit": limit, "longest": LONGEST})
     total = found[0]["total"] if found else 0
-    return {"total": total, "cases": [{key: row[key] for key in row if key != "total"} for row in found]}
+    cases = [FarmCase(**{key: row[key] for key in row if key != "total"}) for row in found]
+    return FarmCases(total=total, cases=cases)

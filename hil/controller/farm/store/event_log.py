@@ -12,6 +12,7 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.database.notifications import tell
 from hil.controller.farm.messages import JobState
 from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetched, storable
+from hil.controller.records.farm import LogPiece
 
 
 async def _add_event(
@@ -100,8 +101,8 @@ async def append_output(tx: Tx, lease: int, text: str) -> None:
         await tell(tx, {"kind": "log", "job": row["job"]})
 
 
-async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[Row]:
-    """Return output of these jobs after a log number: rows of ``number``, ``job`` (name) and ``text``.
+async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[LogPiece]:
+    """Return output of these jobs after a log number.
 
     Large output is cut. To continue, call the function with the last number.
     """
@@ -116,4 +117,4 @@ async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit:
         join hil.submissions as submission on submission.id = job.submission
         where summed.read - summed.size < %s order by log.id
     """
-    return await fetched(tx, query, [list(job_ids), after, limit, _MOST_READ])
+    return [LogPiece(**row) for row in await fetched(tx, query, [list(job_ids), after, limit, _MOST_READ])]

@@ -1,4 +1,4 @@
-"""Queries of a farm. Results are JSON, described in docs/farm.schema.json.
+"""Queries of a farm. Each returns its type in :data:`hil.controller.records.farm.ANSWERS`.
 
 Lists are ordered from oldest to newest. If a list is cut, the oldest entries are missing.
 """
@@ -16,6 +16,23 @@ from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
 from hil.controller.farm.store.records import JOBS, NAME, board_rows, fetched, storable
+from hil.controller.records.farm import (
+    AuditEntry,
+    FarmAttempt,
+    FarmBoard,
+    FarmCases,
+    FarmEvent,
+    FarmJob,
+    FarmStats,
+    FarmToken,
+    FarmUser,
+    JobDetails,
+    JobResultRow,
+    LogPiece,
+    QueuedJob,
+    QueuePercentiles,
+    UserStats,
+)
 from hil.errors import UsageError
 
 _MOST = 100_000
@@ -51,10 +68,10 @@ async def ask(
     return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
 
 
-async def me(tx: Tx, who: Principal | None) -> dict[str, Any]:
+async def me(tx: Tx, who: Principal | None) -> FarmUser:
     """Return the caller's user, role and project."""
     assert who is not None
-    return {"user": who.user, "role": who.role.value, "project": who.project}
+    return FarmUser(user=who.user, role=who.role.value, project=who.project)
 
 
 async def jobs(
@@ -65,7 +82,7 @@ async def jobs(
     limit: int = _USUAL,
     health: bool = False,
     before: str = "",
-) -> list[dict[str, Any]]:
+) -> list[FarmJob]:
     """Return jobs of the farm.
 
     Args:
@@ -82,7 +99,7 @@ async def jobs(
         where.append("(job.submission, job.number) < (%(before_submission)s, %(before_number)s)")
         number_of_submission, number = parse_job(before)
         values |= {"before_submission": number_of_submission, "before_number": number or 1}
-    return [_format_job(row) for row in await _read_newest_jobs(tx, where, values, _check_limit(limit))]
+    return [FarmJob(**_format_job(row)) for row in await _read_newest_jobs(tx, where, values, _check_limit(limit))]
 
 
 def _check_states(state: Sequence[str]) -> list[str]:
@@ -115,7 +132,7 @@ async def _read_newest_jobs(tx: Tx, where: list[str], values: Mapping[str, Any],
     return found[::-1]
 
 
-async def job(tx: Tx, name: str) -> dict[str, Any]:
+async def job(tx: Tx, name: str) -> JobDetails:
     """Return a job with all attempts. Raises UsageError if the name is unknown or matches several jobs."""
     found = await _find_jobs(tx, name)
     if len(found) > 1:
@@ -127,10 +144,11 @@ async def job(tx: Tx, name: str) -> dict[str, Any]:
         " where job = %s order by id"
     )
     attempts = await fetched(tx, query, [found[0]["id"]])
-    return {**_format_job(found[0]), "attempts_made": [_format_row(row) for row in attempts]}
+    made = [FarmAttempt(**_format_row(row)) for row in attempts]
+    return JobDetails(**_format_job(found[0]), attempts_made=made)
 
 
-async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]:
+async def result(tx: Tx, name: str, specs: bool = False) -> list[JobResultRow]:
     """Return the results of a submission or a single job. A job without a result only has a name and a state.
 
     Args:
@@ -149,14 +167,17 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
             )
     spec = ", job.spec" if specs else ""
     rows = await fetched(tx, f"select job.id, result.result{spec} from {joined} order by job.id", [list(found)])
-    return [
-        {"name": found[row["id"]]["name"], "state": found[row["id"]]["state"], **(row["result"] or {})}
-        | ({"spec": row["spec"]} if specs else {})
-        for row in rows
-    ]
+    answers = []
+    for row in rows:
+        job, stored = found[row["id"]], row["result"] or {}
+        # A gateway of a newer release may have stored more fields.
+        values = {name: stored[name] for name in JobResultRow.__struct_fields__ if name in stored}
+        values |= {"spec": row["spec"]} if specs else {}
+        answers.append(JobResultRow(name=job["name"], state=job["state"], **values))
+    return answers
 
 
-async def cases(tx: Tx, name: str, limit: int = _USUAL) -> dict[str, Any]:
+async def cases(tx: Tx, name: str, limit: int = _USUAL) -> FarmCases:
     """Return the case results so far of a submission or a single job, failures first."""
     return await case_results.of_jobs(tx, [row["id"] for row in await _find_jobs(tx, name)], _check_limit(limit))
 
@@ -167,7 +188,7 @@ _NAMED = """exists (
     where named.submission = job.submission and coalesce(named.number, job.number) = job.number)"""
 
 
-async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Sequence[str] = ()) -> list[dict[str, Any]]:
+async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Sequence[str] = ()) -> list[QueuedJob]:
     """Return the waiting jobs in scheduling order, with position and waiting reason.
 
     Args:
@@ -183,7 +204,7 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
     rows = {row["id"]: row for row in await _read_newest_jobs(tx, where, values, _MOST)}
     # A job may have received a board meanwhile.
     told = [(rows[one.job], one) for one in found if one.job in rows]
-    return [{**_format_job(row), "position": one.position, "why": one.why} for row, one in told]
+    return [QueuedJob(**_format_job(row), position=one.position, why=one.why) for row, one in told]
 
 
 # State for display: a drained board is draining while it has a job.
@@ -193,7 +214,7 @@ _BOARD_REASON = "case when hold = '' then board.reason else board.hold_reason en
 _BOARDS = "hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
 
 
-async def boards(tx: Tx) -> list[dict[str, Any]]:
+async def boards(tx: Tx) -> list[FarmBoard]:
     """Return all boards."""
     query = f"""
         select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
@@ -201,10 +222,10 @@ async def boards(tx: Tx) -> list[dict[str, Any]]:
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
-    return [_format_row(row) for row in await fetched(tx, query)]
+    return [FarmBoard(**_format_row(row)) for row in await fetched(tx, query)]
 
 
-async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
+async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[FarmEvent]:
     """Return the events of boards and jobs."""
     where = [f"{name} = %({name})s" for name, value in (("board", board), ("job", job)) if value]
     query = (
@@ -212,28 +233,29 @@ async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) ->
         f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
     )
     rows = await fetched(tx, query, {"board": board, "job": job, "limit": _check_limit(limit)})
-    return [_format_row(row) for row in reversed(rows)]
+    return [FarmEvent(**_format_row(row)) for row in reversed(rows)]
 
 
-async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
+async def audit(tx: Tx, limit: int = _USUAL) -> list[AuditEntry]:
     """Return the audit: actions and refusals."""
     query = (
         'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
         " from hil.audit order by id desc limit %(limit)s"
     )
-    return [_format_row(row) for row in reversed(await fetched(tx, query, {"limit": _check_limit(limit)}))]
+    rows = await fetched(tx, query, {"limit": _check_limit(limit)})
+    return [AuditEntry(**_format_row(row)) for row in reversed(rows)]
 
 
-async def tokens(tx: Tx) -> list[dict[str, Any]]:
+async def tokens(tx: Tx) -> list[FarmToken]:
     """Return all tokens with their users, but without the secrets."""
     query = (
         'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
-    return [_format_row(row) for row in await fetched(tx, query)]
+    return [FarmToken(**_format_row(row)) for row in await fetched(tx, query)]
 
 
-async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
+async def printed(tx: Tx, name: str, after: int = 0) -> list[LogPiece]:
     """Return the output of a submission or a single job after a log number."""
     ids = [row["id"] for row in await _find_jobs(tx, name)]
     return await event_log.output_after(tx, ids, after)
@@ -268,7 +290,7 @@ _USERS = f"""
 """
 
 
-async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user: str = "") -> dict[str, Any]:
+async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user: str = "") -> FarmStats:
     """Return statistics: jobs, boards and queue by state, queue times in seconds, and board use per user.
 
     ``matching`` counts the jobs with these states (empty: all) and this user ("": all).
@@ -279,14 +301,14 @@ async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user:
     users = await fetched(tx, _USERS, [settings.share_half_life_s])
     counts = await _read_counts(tx, _JOB_COUNTS, [state.value for state in JobState])
     of_user = {row["state"]: row["n"] for row in await fetched(tx, _USER_COUNTS, [user])} if user else counts
-    return {
-        "jobs": counts,
-        "matching": sum(of_user.get(one, 0) for one in states),
-        "boards": await _read_counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
-        "queue": await _read_counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
-        "waiting_s": {"p50": _round_seconds(half), "p95": _round_seconds(most)},
-        "users": [{**row, "board_s": _round_seconds(row["board_s"])} for row in users],
-    }
+    return FarmStats(
+        jobs=counts,
+        matching=sum(of_user.get(one, 0) for one in states),
+        boards=await _read_counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
+        queue=await _read_counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
+        waiting_s=QueuePercentiles(p50=_round_seconds(half), p95=_round_seconds(most)),
+        users=[UserStats(**{**row, "board_s": _round_seconds(row["board_s"])}) for row in users],
+    )
 
 
 async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
@@ -348,13 +370,13 @@ _CANDIDATE_BOARDS = """
 """
 
 
-async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
+async def unrunnable(tx: Tx, jobs: Sequence[FarmJob]) -> dict[str, str]:
     """Return the jobs of :func:`jobs` that no board can run, with reasons (:func:`.policy.unrunnable`)."""
-    waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
+    waiting = [job for job in jobs if job.state == JobState.QUEUED.value]
     return policy.unrunnable(waiting, await fetched(tx, _CANDIDATE_BOARDS)) if waiting else {}
 
 
-async def blocked(tx: Tx, jobs: list[Mapping[str, Any]], settings: FarmSettings) -> dict[str, str]:
+async def blocked(tx: Tx, jobs: Sequence[FarmJob], settings: FarmSettings) -> dict[str, str]:
     """Return the jobs of :func:`jobs` without a board in service, with reasons (:func:`.outlook.blocked`)."""
-    waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
+    waiting = [job for job in jobs if job.state == JobState.QUEUED.value]
     return outlook.blocked(waiting, await board_rows(tx, settings)) if waiting else {}

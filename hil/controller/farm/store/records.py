@@ -12,16 +12,17 @@ from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import BoardState, Document, JobState, Kind
+from hil.controller.farm.messages import BoardState, JobState, Kind
 from hil.controller.farm.scheduler.policy import BoardRow
 from hil.controller.farm.settings import FarmSettings
+from hil.controller.records.base import Record, make_record
 from hil.errors import UsageError
 
 Row: TypeAlias = dict[str, Any]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-D = TypeVar("D", bound=Document)
+R = TypeVar("R", bound=Record)
 
 # Advisory lock for transactions that change jobs, leases or board ownership: they run one at a time in the whole farm.
 # Heartbeats only extend deadlines and do not need it.
@@ -186,13 +187,13 @@ def as_json(value: Any) -> str:
     return json.dumps(storable(value), ensure_ascii=False)
 
 
-def stored(document: D) -> D:
+def stored(document: R) -> R:
     """Return a document as it is read back from a jsonb column.
 
     Raises UsageError if the document is nested too deeply.
     """
     try:
-        return type(document).of_json(storable(document.to_json()))
+        return make_record(storable(document.to_json()), type(document))
     except RecursionError as error:
         raise UsageError(f"{type(document).__name__} exceeds the nesting limit") from error
 

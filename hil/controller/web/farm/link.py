@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.messages import Role
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.farm import FarmUser
 from hil.controller.web.access.visitors import Visitor, Visitors
 from hil.controller.web.farm.past import FarmPast
-from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError
+from hil.errors import AccessRefused, FarmUnreachable, HilError
 
 # Seconds between polls for new events, and between connection attempts.
 LOOK_S, _AGAIN_S = 1.0, 2.0
@@ -28,8 +29,6 @@ T = TypeVar("T")
 _LATELY_S, _MOST_LATELY = 15.0, 100
 # Farm call timeout, in seconds.
 _CALL_S = 10.0
-# Exceptions while reading a response with missing or invalid values.
-ILL_FORMED = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class FarmLink:
@@ -140,8 +139,6 @@ class FarmLink:
             self._poll_farm()
         except HilError as error:
             return error
-        except ILL_FORMED:
-            return FarmError("unexpected response from the farm", hint="run the same hil release on the farm")
         return None
 
     def _poll_farm(self) -> None:
@@ -157,7 +154,7 @@ class FarmLink:
             self._notify_waiters()
             with contextlib.suppress(HilError):
                 self.past.prepare(client.ask)
-        newest = max((event["id"] for event in self._client.ask("events", limit=1)), default=0)
+        newest = max((event.id for event in self._client.ask("events", limit=1)), default=0)
         if newest != self._newest:
             self._newest = newest
             self._notify_waiters()
@@ -180,10 +177,10 @@ def _open_client(address: FarmAddress) -> FarmClient:
 
 def visitor_of(client: FarmClient, token: str) -> Visitor:
     """Return the user and role for a token. Raises AccessRefused if the farm does not know the token."""
-    said = client.ask("me")
+    user: FarmUser = client.ask("me")
     try:
-        return Visitor(said["user"], Role(said["role"]), token)
-    except ILL_FORMED as error:
+        return Visitor(user.user, Role(user.role), token)
+    except ValueError as error:
         raise AccessRefused(
             "the farm response does not name the user", hint="run the same hil release on the farm"
         ) from error

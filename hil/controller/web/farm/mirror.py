@@ -10,12 +10,13 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.farm.messages import ENDED, Kind
+from hil.controller.records.farm import FarmJob, JobResultRow
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror_room import MirrorRoom, NoRoom, TooLarge
 from hil.controller.web.files.quota import charge
@@ -74,12 +75,12 @@ class FarmMirror:
             FarmUnreachable: the farm is not connected.
             DiskFull: the disk had too little free space before a submission.
         """
-        rows = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
-        made = {int(row["submission"]) for row in rows if row["kind"] in _MADE}
+        rows: list[FarmJob] = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
+        made = {row.submission for row in rows if row.kind in _MADE}
         for submission in sorted(made, reverse=True):
             if self._link.over:
                 return
-            name, key = str(submission), _make_key([row for row in rows if row["submission"] == submission])
+            name, key = str(submission), _make_key([row for row in rows if row.submission == submission])
             if submission <= self._floor or key in self._nothing or self._read_done_key(name) == key:
                 continue
             self._room.check_disk()
@@ -100,12 +101,12 @@ class FarmMirror:
         except OSError:
             return ""
 
-    def _list_ended_jobs(self, submission: int) -> list[Mapping[str, Any]] | None:
+    def _list_ended_jobs(self, submission: int) -> list[FarmJob] | None:
         """Return a submission's jobs, or None if some are still active."""
-        jobs: list[Mapping[str, Any]] = self._link.ask("jobs", submission=submission, limit=100_000)
-        return None if any(job["state"] not in ENDED for job in jobs) else jobs
+        jobs: list[FarmJob] = self._link.ask("jobs", submission=submission, limit=100_000)
+        return None if any(job.state not in ENDED for job in jobs) else jobs
 
-    def _fetch_submission(self, name: str, key: str, jobs: Sequence[Mapping[str, Any]]) -> None:
+    def _fetch_submission(self, name: str, key: str, jobs: Sequence[FarmJob]) -> None:
         # A recreated farm reuses names for different jobs.
         self._delete_submission(name)
         self._room.begin()
@@ -147,11 +148,11 @@ class FarmMirror:
             return False
         return True
 
-    def _request_results(self, name: str, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _request_results(self, name: str, jobs: Sequence[FarmJob]) -> list[JobResultRow]:
         try:
-            found: list[Mapping[str, Any]] = self._link.ask("result", name=name, specs=True)
+            found: list[JobResultRow] = self._link.ask("result", name=name, specs=True)
         except UsageError:  # the response exceeds the size limit
-            return [row for job in jobs for row in self._link.ask("result", name=job["name"], specs=True)]
+            return [row for job in jobs for row in self._link.ask("result", name=job.name, specs=True)]
         return found
 
     def _evict_older(self, before: int) -> bool:
@@ -181,9 +182,9 @@ class FarmMirror:
                     path.unlink()
 
 
-def _make_key(jobs: Sequence[Mapping[str, Any]]) -> str:
+def _make_key(jobs: Sequence[FarmJob]) -> str:
     """Return a key that distinguishes submissions with the same number from different farms."""
-    return f"{jobs[-1]['submission']} {jobs[-1]['queued_at']}"
+    return f"{jobs[-1].submission} {jobs[-1].queued_at}"
 
 
 def _describe(error: Exception) -> str:

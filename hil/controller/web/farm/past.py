@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hil.controller.farm.messages import ENDED, JobState
-from hil.controller.farm.timeline import Row, Stay, stays
+from hil.controller.farm.timeline import Stay, stays
+from hil.controller.records.farm import FarmEvent, FarmJob
 from hil.errors import UsageError
 
 # Maximum events and jobs to cache, newest first.
@@ -39,7 +40,7 @@ class FarmPast:
         self._of_boards: dict[str, _Events] = {}
         self._jobs = _Jobs()
         self._stays: dict[
-            str, tuple[Sequence[Row], Sequence[Stay]]
+            str, tuple[Sequence[FarmEvent], Sequence[Stay]]
         ] = {}  # board -> events and the stays derived from them
 
     def prepare(self, ask: Ask) -> None:
@@ -47,7 +48,7 @@ class FarmPast:
         if len(self.events(ask)) >= _MANY:
             self.jobs(ask)
 
-    def events(self, ask: Ask, board: str = "") -> Sequence[Row]:
+    def events(self, ask: Ask, board: str = "") -> Sequence[FarmEvent]:
         """Return the newest events, optionally for a single board."""
         with self._lock:
             if not board or self._every.count < MOST_EVENTS:
@@ -55,7 +56,7 @@ class FarmPast:
                 if not board:
                     return every
                 if len(every) < MOST_EVENTS:  # the farm has no older events
-                    return [one for one in every if one["board"] == board]
+                    return [one for one in every if one.board == board]
             if board not in self._of_boards:
                 if len(self._of_boards) >= _BOARDS_KEPT:
                     del self._of_boards[next(iter(self._of_boards))]
@@ -74,8 +75,8 @@ class FarmPast:
                     del self._stays[next(iter(self._stays))]
             return found, len(events) >= MOST_EVENTS
 
-    def jobs(self, ask: Ask) -> Sequence[Row]:
-        """Return the newest jobs with names, queue times and start times."""
+    def jobs(self, ask: Ask) -> Sequence[FarmJob]:
+        """Return the newest jobs."""
         with self._lock:
             return self._jobs.read(ask, self._every.read(ask))
 
@@ -83,15 +84,15 @@ class FarmPast:
 class _Events:
     def __init__(self, board: str) -> None:
         self._which = {"board": board} if board else {}
-        self._known: dict[int, Row] = {}  # sorted by event id
-        self._listed: list[Row] = []
+        self._known: dict[int, FarmEvent] = {}  # sorted by event id
+        self._listed: list[FarmEvent] = []
 
     @property
     def count(self) -> int:
         """Known event count."""
         return len(self._known)
 
-    def read(self, ask: Ask) -> Sequence[Row]:
+    def read(self, ask: Ask) -> Sequence[FarmEvent]:
         for limit in (_EVENTS_AGAIN, _MORE_EVENTS) if self._known else (_EVENTS_AGAIN,):
             new = self._fetch_events(ask, limit)
             if self._continues_known(new, limit):
@@ -99,7 +100,7 @@ class _Events:
         else:
             self._known, self._listed = {}, []
             new = self._fetch_events(ask, MOST_EVENTS) if len(new) == limit else new
-        told = {one["id"]: one for one in new if one["id"] not in self._known}
+        told = {one.id: one for one in new if one.id not in self._known}
         if told:
             late = self._known and next(iter(told)) < next(reversed(self._known))
             self._known |= told
@@ -110,29 +111,29 @@ class _Events:
             self._listed = list(self._known.values())
         return self._listed
 
-    def _fetch_events(self, ask: Ask, limit: int) -> Sequence[Row]:
-        found: Sequence[Row] = ask("events", limit=limit, **self._which)
+    def _fetch_events(self, ask: Ask, limit: int) -> Sequence[FarmEvent]:
+        found: Sequence[FarmEvent] = ask("events", limit=limit, **self._which)
         return found
 
-    def _continues_known(self, new: Sequence[Row], limit: int) -> bool:
+    def _continues_known(self, new: Sequence[FarmEvent], limit: int) -> bool:
         """Return True if the new events overlap the known ones and belong to the same farm."""
         if not (self._known and new):
             return False
-        last, again = next(reversed(self._known)), self._known.get(new[0]["id"])
-        if again is None or again["at"] != new[0]["at"] or new[-1]["id"] < last:
+        last, again = next(reversed(self._known)), self._known.get(new[0].id)
+        if again is None or again.at != new[0].at or new[-1].id < last:
             return False
-        return len(new) < limit or bool(new[0]["id"] <= last - _LATE)
+        return len(new) < limit or new[0].id <= last - _LATE
 
 
 class _Jobs:
     def __init__(self) -> None:
-        self._known: dict[str, Row] = {}
+        self._known: dict[str, FarmJob] = {}
         self._seen = 0  # last processed event id
 
-    def read(self, ask: Ask, events: Sequence[Row]) -> Sequence[Row]:
-        seen, self._seen = self._seen, events[-1]["id"] if events else 0
-        lost = self._seen < seen or (len(events) >= MOST_EVENTS and events[0]["id"] > seen - _LATE)
-        if lost or not self._fetch_changes(ask, {one["job"] for one in events if one["id"] > seen - _LATE}):
+    def read(self, ask: Ask, events: Sequence[FarmEvent]) -> Sequence[FarmJob]:
+        seen, self._seen = self._seen, events[-1].id if events else 0
+        lost = self._seen < seen or (len(events) >= MOST_EVENTS and events[0].id > seen - _LATE)
+        if lost or not self._fetch_changes(ask, {one.job for one in events if one.id > seen - _LATE}):
             self._known = {}
             self._store_rows(ask("jobs", limit=MOST_JOBS))
         for name in list(self._known)[: max(0, len(self._known) - MOST_JOBS)]:
@@ -141,17 +142,17 @@ class _Jobs:
 
     def _fetch_changes(self, ask: Ask, stirred: set[str]) -> bool:
         """Fetch new and changed jobs. Return False if all jobs must be fetched."""
-        new: Sequence[Row] = ask("jobs", limit=_JOBS_AGAIN) if self._known else ()
-        again = self._known.get(new[0]["name"]) if new else None
-        if again is None or again["queued_at"] != new[0]["queued_at"]:
+        new: Sequence[FarmJob] = ask("jobs", limit=_JOBS_AGAIN) if self._known else ()
+        again = self._known.get(new[0].name) if new else None
+        if again is None or again.queued_at != new[0].queued_at:
             return False
         self._store_rows(new)
         # The last jobs to start are usually among the newest started jobs.
-        begun: Sequence[Row] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
-        self._store_rows([one for one in begun if one["name"] in self._known])
-        told = {one["name"] for one in (*new, *begun)}
+        begun: Sequence[FarmJob] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
+        self._store_rows([one for one in begun if one.name in self._known])
+        told = {one.name for one in (*new, *begun)}
         # Ended jobs do not change.
-        left = [name for name in stirred - told if name in self._known and not self._known[name]["ended"]]
+        left = [name for name in stirred - told if name in self._known and self._known[name].state not in ENDED]
         if len(left) > _ONE_BY_ONE:
             return False
         for name in left:
@@ -161,7 +162,5 @@ class _Jobs:
                 del self._known[name]
         return True
 
-    def _store_rows(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            times = {name: row[name] for name in ("name", "queued_at", "started_at")}
-            self._known[row["name"]] = {**times, "ended": row["state"] in ENDED}
+    def _store_rows(self, rows: Sequence[FarmJob]) -> None:
+        self._known |= {row.name: row for row in rows}

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support.fake_farm_client import parsed
 
 from hil.controller.cli.farm import show, tables
 from hil.controller.cli.farm.show import boards, events, status, top, watch
@@ -82,6 +83,7 @@ def board(name: str, state: str = "online", **others: Any) -> dict[str, Any]:
 
 STATS = {
     "jobs": {"queued": 3, "running": 1, "done": 7, "cancelled": 0},
+    "matching": 0,
     "boards": {"online": 2, "draining": 0, "maintenance": 0, "suspect": 0, "quarantined": 1, "offline": 0},
     "queue": {"high": 1, "normal": 2, "low": 0},
     "waiting_s": {"p50": 0.012, "p95": 75.2},
@@ -117,7 +119,7 @@ class Farm:
 
     def ask(self, what: str, **arguments: Any) -> Any:
         self.asked.append((what, arguments))
-        return self.answers[what](**arguments)
+        return parsed(what, self.answers[what](**arguments))
 
 
 @pytest.fixture
@@ -338,12 +340,12 @@ def test_top_handles_unused_farm(farm: Farm):
 
 
 def test_events_show_reasons(farm: Farm):
-    event = {"id": 1, "at": at(0), "what": "board.suspect", "board": "rpi-1", "job": "4", "lease": 3, "reason": "cut"}
-    farm.answers["events"] = lambda **asked: [event]
+    suspect = event(1, board="rpi-1", job="4", lease=3, reason="cut")
+    farm.answers["events"] = lambda **asked: [suspect]
     result = called(events, "--board", "rpi-1", "--job", "4", "--limit", "3")
     assert farm.asked == [("events", {"board": "rpi-1", "job": "4", "limit": 3})]
-    assert table_of(result, "TIME") == [[tables.local(event["at"]), "board.suspect", "rpi-1", "4", "cut"]]
-    assert document_of(events) == {"schema": 1, "events": [event]}
+    assert table_of(result, "TIME") == [[tables.local(suspect["at"]), "board.suspect", "rpi-1", "4", "cut"]]
+    assert document_of(events) == {"schema": 1, "events": [suspect]}
 
 
 def test_status_escapes_control_characters(farm: Farm):
@@ -362,7 +364,7 @@ def test_live_view_fits_any_terminal(width: int, height: int):
     waiting = [job(str(number), title="long" * 30) for number in range(100)] + [job("200", "running")]
     stats = {**STATS, "jobs": {**STATS["jobs"], "queued": 5000}}
     ended = [job("300", "done"), job("301", "done")]
-    shown = show.view(stats, many, waiting + ended, width, height)
+    shown = view(stats, many, waiting + ended, width, height)
     out = StringIO()
     Console(file=out, width=width, height=height, highlight=False).print(shown)
     lines = out.getvalue().splitlines()
@@ -380,15 +382,29 @@ def test_live_view_fits_any_terminal(width: int, height: int):
 
 
 def test_live_view_shows_everything_in_large_terminal():
-    shown = show.view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
+    shown = view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
     out = StringIO()
     Console(file=out, width=120).print(shown)
     heads = [line.split()[0] for line in out.getvalue().splitlines() if line]
     assert heads == ["jobs:", "boards:", "waited:", "BOARD", "rpi-1", "JOB", "5", "3"]
 
 
+def view(stats: Any, boards: list[Any], jobs: list[Any], width: int, height: int) -> Any:
+    return show.view(parsed("stats", stats), parsed("boards", boards), parsed("jobs", jobs), width, height)
+
+
 def event(number: int, what: str = "board.suspect", **others: Any) -> dict[str, Any]:
-    return {"id": number, "at": at(0), "what": what, "board": "", "job": "", "lease": None, "reason": "", **others}
+    return {
+        "id": number,
+        "at": at(0),
+        "what": what,
+        "board": "",
+        "job": "",
+        "lease": None,
+        "host": "",
+        "reason": "",
+        **others,
+    }
 
 
 @pytest.fixture

@@ -160,9 +160,9 @@ def test_client_switches_to_next_gateway(gateway):
     first = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("first")])))
     second = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("second")])))
     with client(first.address, second.address) as farm:
-        assert farm.ask("boards")[0]["name"] == "first"
+        assert farm.ask("boards")[0].name == "first"
         first.stop()
-        assert farm.ask("boards")[0]["name"] == "second"
+        assert farm.ask("boards")[0].name == "second"
 
 
 def test_client_survives_keyboard_interrupt_during_call(gateway):

@@ -17,6 +17,7 @@ from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.base import make_record
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.errors import UsageError
 
@@ -27,7 +28,7 @@ def sent(spec: JobSpec, parcel: JobFiles, host: Path) -> JobSpec:
     for at, digest in spec.files.items():
         (host / at).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(files[digest], host / at)
-    return JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
+    return make_record(json.loads(json.dumps(spec.to_json())), JobSpec)
 
 
 @pytest.fixture

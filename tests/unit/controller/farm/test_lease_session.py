@@ -199,7 +199,7 @@ def test_session_uses_tunnel_for_socket_of_other_machine(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
     board = fake_farm.add("lab1-sim-1", sim)
-    board.card = replace(board.card, machine="another boot")
+    board.card = board.card.replace(machine="another boot")
     holding = hold()
     assert holding.wait(60)
     assert holding.address != sim

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from support.suite_runs import suite_head
 
 from hil.controller.cli.farm import result as commands
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
+from hil.controller.records.farm import JobResultRow
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.errors import FarmError
 
@@ -27,9 +29,13 @@ def row(kind: str = "suite", case: dict[str, Any] | None = None, **record: Any) 
     return {"name": "17.2", "state": "done", "spec": {"kind": kind, "options": options}, **result}
 
 
+def make_ended(row: dict[str, Any]) -> EndedJob:
+    return EndedJob.of_row(msgspec.convert(row, JobResultRow))
+
+
 def fetch(row: dict[str, Any], folder: Path) -> Any:
     """Return the record of the case after the merge."""
-    return fetch_suite(SimpleNamespace(), [EndedJob.of_row(row)], folder).records()[0]  # type: ignore[arg-type]
+    return fetch_suite(SimpleNamespace(), [make_ended(row)], folder).records()[0]  # type: ignore[arg-type]
 
 
 def nest(depth: int) -> list[Any]:
@@ -103,12 +109,12 @@ def test_error_of_reports_is_farm_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_fetch_run_rejects_deep_paths(tmp_path: Path) -> None:
-    job = EndedJob.of_row({**row("run"), "files": {"a/" * 1000 + "x": "blake3:0"}})
+    job = make_ended({**row("run"), "files": {"a/" * 1000 + "x": "blake3:0"}})
     with pytest.raises(FarmError, match="more than 32 parts"):
         fetch_run(SimpleNamespace(), job, tmp_path / "out")  # type: ignore[arg-type]
 
 
 def test_result_of_bad_run_record_is_farm_error() -> None:
-    farm: Any = SimpleNamespace(ask=lambda verb, name, specs: [row("run")])
+    farm: Any = SimpleNamespace(ask=lambda verb, name, specs: [msgspec.convert(row("run"), JobResultRow)])
     with pytest.raises(FarmError):
         commands._show(farm, "17.2", out=None, as_json=False)

@@ -14,6 +14,7 @@ from hil.controller.farm.client.results import EndedJob, merge
 from hil.controller.farm.client.submitting import load_suite, parts_for, split
 from hil.controller.farm.job_files import request_of
 from hil.controller.farm.messages import JobResult, JobSpec
+from hil.controller.records.base import make_record
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
@@ -105,7 +106,7 @@ def fetched(spec: JobSpec, files: dict[str, Path], to: Path) -> Path:
 
 def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
     """Run a part as a board's host does."""
-    spec = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
+    spec = make_record(json.loads(json.dumps(spec.to_json())), JobSpec)
     request = request_of(spec.options, fetched(spec, files, place / "files"))
     run = run_suite(request, out=place / "out", screen=Quiet())
     return JobResult(run.head.exit_code or 0, record=json.loads(json.dumps(run.to_document().to_json())))

@@ -9,7 +9,9 @@ import pytest
 from support.run_records import run_case, run_record
 
 from hil.controller.farm.client.results import fetch_targets
-from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
+from hil.controller.farm.messages import JobResult, JobSpec, Kind
+from hil.controller.records.base import make_record
+from hil.controller.records.farm import JobResultRow
 from hil.controller.records.run import RunCase
 from hil.controller.workloads.matrix.report import MatrixReport
 
@@ -19,15 +21,15 @@ def case(name: str, path: str, outcome: str) -> RunCase:
     return run_case(name=name, path=path, outcome=outcome)
 
 
-def job(number: int, kind: Kind, path: str, *cases: RunCase, code: int = 0, **how: Any) -> dict[str, Any]:
+def job(number: int, kind: Kind, path: str, *cases: RunCase, code: int = 0, **how: Any) -> JobResultRow:
     """Return a job as sent by a gateway."""
     record = run_record(*cases, exit_code=code).to_json() if cases else {}
     spec = JobSpec(kind, {"models": [path]}).to_json()
     result = JobResult(code, how.get("outcome", ""), how.get("reason", ""), record=record).to_json()
-    return {"name": f"17.{number}", "state": JobState.DONE.value, "spec": spec, **result}
+    return make_record({"name": f"17.{number}", "state": "done", "spec": spec, **result}, JobResultRow)
 
 
-def column(*jobs: dict[str, Any]) -> MatrixReport:
+def column(*jobs: JobResultRow) -> MatrixReport:
     farm: Any = SimpleNamespace(ask=lambda verb, name, specs: jobs)
     return fetch_targets(farm, {"a53": "17"}, None)[1]
 

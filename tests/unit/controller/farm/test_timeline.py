@@ -6,8 +6,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from support import fake_farm_client as client
 
 from hil.controller.farm.timeline import QueueTimes, Stay, board_use, moment, queue_times, stays
+from hil.controller.records.base import make_record
+from hil.controller.records.farm import FarmEvent, FarmJob
 
 
 def at(seconds: float | None) -> str | None:
@@ -15,11 +18,12 @@ def at(seconds: float | None) -> str | None:
 
 
 def event(what: str, seconds: float, lease: int | None = None, job: str = "", board: str = "", reason: str = "") -> Any:
-    return {"id": 0, "at": at(seconds), "what": what, "board": board, "job": job, "lease": lease, "reason": reason}
+    whole = {"id": 0, "at": at(seconds), "what": what, "board": board, "job": job, "lease": lease, "reason": reason}
+    return make_record(whole, FarmEvent)
 
 
 def job(queued: float, begun: float | None) -> Any:
-    return {"queued_at": at(queued), "started_at": at(begun)}
+    return make_record(client.job("1", queued_at=at(queued), started_at=at(begun)), FarmJob)
 
 
 def test_moment_parses_timestamp() -> None:

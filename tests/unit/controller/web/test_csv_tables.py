@@ -249,7 +249,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     ).split()
     farm = busy_farm()
     farm.boards[0]["user"] = "=ada"
-    attempt = {"lease": 1, "board": "pi", "fence": 1, "granted_at": at(1005), "ended_at": None, "reason": "=x"}
+    attempt = {"lease": 1, "board": "pi", "fence": 1, "granted_at": at(1005), "started_at": None, "ended_at": None}
+    attempt["reason"] = "=x"
     farm.jobs[0]["attempts_made"] = [attempt]
     with farm.link() as link, asking(tmp_path, token="t", farm=link) as client:
         client.headers["authorization"] = "Bearer t"

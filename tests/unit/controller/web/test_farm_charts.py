@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.fake_farm_client import FakeFarm, at, job
+from support.fake_farm_client import FakeFarm, at, job, parsed
 
 from hil.controller.farm.timeline import stays
 from hil.controller.web.pages.farm.charts import PARTS, stays_chart, wait_chart
@@ -17,7 +17,7 @@ def test_stays_chart_shows_board_use_in_percent() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(HOUR / 2))
     farm.happen("lease.ended", board="pi", job="1", lease=1, at=at(HOUR / 2 + 50))
-    chart = stays_chart(stays(farm.events), False, ["pi", "nano"], 1, now=HOUR)
+    chart = stays_chart(stays(parsed("events", farm.events)), False, ["pi", "nano"], 1, now=HOUR)
     assert chart.times == pytest.approx([part * 150.0 for part in range(PARTS)])
     assert [(number, use) for number, use in enumerate(chart.lines["pi"]) if use] == [(12, 33.3)]
     assert set(chart.lines["nano"]) == {0.0}
@@ -28,12 +28,12 @@ def test_stays_chart_shows_board_use_in_percent() -> None:
 def test_stays_chart_marks_start_of_known_events() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(1800))
-    assert stays_chart(stays(farm.events), True, ["pi"], 1, now=HOUR).known_since == 1800.0
+    assert stays_chart(stays(parsed("events", farm.events)), True, ["pi"], 1, now=HOUR).known_since == 1800.0
 
 
 def test_wait_chart_shows_waits_of_jobs() -> None:
     jobs = [job(str(wait), "done", queued_at=at(0), started_at=at(wait)) for wait in (10, 20, 30)]
-    chart, waits = wait_chart([*jobs, job("4")], 1, now=HOUR)
+    chart, waits = wait_chart(parsed("jobs", [*jobs, job("4")]), 1, now=HOUR)
     assert (waits[0].jobs, waits[0].half, waits[0].most) == (3, 20.0, 30.0)
     assert chart.lines["median"][:2] == [20.0, None]
     assert chart.lines["95th percentile"][:2] == [30.0, None]

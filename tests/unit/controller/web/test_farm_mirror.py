@@ -16,7 +16,7 @@ from hil.controller.web.farm.mirror import FarmMirror
 from hil.controller.web.farm.mirror_room import DiskFull
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.core.digest import digest_of
-from hil.errors import FarmUnreachable
+from hil.errors import FarmError, FarmUnreachable
 
 RUN = json.dumps({"schema": 1, "cases": [{"name": "digits", "outcome": "PASS"}]}).encode()
 
@@ -85,7 +85,7 @@ def test_mirror_ignores_directory_names_from_farm(tmp_path: Path) -> None:
         assert names(mirror.runs) == ["1/run.json"] and not list(tmp_path.rglob("evil"))
         farm.jobs[0]["submission"] = "../../other"
         (tmp_path / "other").mkdir()
-        with pytest.raises(ValueError, match="other"):
+        with pytest.raises(FarmError, match="submission"):
             mirror.look()
         assert (tmp_path / "other").exists()
 
@@ -94,7 +94,7 @@ def test_farm_link_reports_invalid_responses_and_recovers(tmp_path: Path) -> Non
     farm = FakeFarm()
     with farm.link() as link:
         farm.events.append({"at": "now", "board": "", "job": ""})
-        eventually(lambda: "unexpected response" in link.trouble)
+        eventually(lambda: "invalid response from the farm" in link.trouble)
         farm.events.clear()
         eventually(lambda: not link.trouble)
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from support.fake_farm_client import at, job
+from support.fake_farm_client import at, job, parsed
 
 from hil.controller.web.farm import past as farm_past
 from hil.controller.web.farm.past import FarmPast
@@ -32,13 +32,13 @@ class Farm:
             self.asked.append((what, 1))
             if asked["name"] not in self.jobs:
                 raise UsageError("no such job")
-            return self.jobs[asked["name"]]
+            return parsed(what, self.jobs[asked["name"]])
         rows = list(self.jobs.values()) if what == "jobs" else sorted(self.events, key=lambda one: one["id"])
         rows = [one for one in rows if not asked.get("state") or one["state"] in asked["state"]]
         rows = [one for one in rows if one.get("board") == asked.get("board", one.get("board"))]
         found = [dict(one) for one in rows[-asked["limit"] :]]
         self.asked.append((what, len(found)))
-        return found
+        return parsed(what, found)
 
     def happen(self, what: str, name: str, board: str = "") -> None:
         number = len(self.events) + len(self.held) + 1
@@ -70,7 +70,7 @@ class Farm:
 
 
 def times(rows: Any) -> list[tuple[Any, ...]]:
-    return sorted((one["name"], one["queued_at"], one["started_at"]) for one in rows)
+    return sorted((one.name, one.queued_at, one.started_at) for one in rows)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_farm_past_matches_farm(small: None, seed: int) -> None:
         assert (every := past.events(farm.ask)) == farm.ask("events", limit=300)
         board = farm.rng.choice(("a", "b", "c"))
         found, told = past.events(farm.ask, board), farm.ask("events", limit=300, board=board)
-        assert found == told or (len(every) < 300 and found == [one for one in told if one["id"] >= every[0]["id"]])
+        assert found == told or (len(every) < 300 and found == [one for one in told if one.id >= every[0].id])
         assert times(past.jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
 
 
@@ -120,4 +120,4 @@ def test_farm_past_drops_deleted_job(small: None) -> None:
     assert len(past.jobs(farm.ask)) == 60
     farm.happen("job.granted", "3")
     del farm.jobs["3"]
-    assert "3" not in {one["name"] for one in past.jobs(farm.ask)}
+    assert "3" not in {one.name for one in past.jobs(farm.ask)}

@@ -32,7 +32,9 @@ from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
+from hil.controller.records.base import make_record
 from hil.controller.records.bisect import BisectFindings
+from hil.controller.records.farm import JobResultRow
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation import isolated as isolated_module
@@ -323,7 +325,7 @@ def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
     """Run the jobs of an order like a board's host."""
     ended: dict[str, str] = {}
     for number, spec in enumerate(work.specs):
-        job = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
+        job = make_record(json.loads(json.dumps(spec.to_json())), JobSpec)
         files = place / f"host{number}"
         for at, digest in job.files.items():
             (files / at).parent.mkdir(parents=True, exist_ok=True)
@@ -657,7 +659,7 @@ def matrix_of_farm(place: Path) -> MatrixReport:
         job = Job(models=models(place / "models"), board=board, runtime="onnxruntime", out=place / "runs")
         record = run_job(job, screen=Quiet()).to_json()
         ended = JobResult(record["exit_code"], record["outcome"], record=record).to_json()
-        rows[board] = [{"name": "1", "state": JobState.DONE.value, "spec": spec, **ended}]
+        rows[board] = [make_record({"name": "1", "state": JobState.DONE.value, "spec": spec, **ended}, JobResultRow)]
     farm = SimpleNamespace(ask=lambda verb, name, specs: rows[name])
     _, report = fetch_targets(farm, {target.name: target.options["board"] for target in BOTH}, None)
     return report

@@ -7,9 +7,10 @@ import datetime
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
+import msgspec
 import psycopg
 
 from hil.controller.farm import telemetry
@@ -25,6 +26,15 @@ from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, s
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetched
+from hil.controller.records.farm import (
+    CancelledJobs,
+    CleanedFarm,
+    EmptyReply,
+    FarmJob,
+    ForgottenBoard,
+    NewToken,
+    RevokedToken,
+)
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -70,13 +80,14 @@ class FarmService:
                 )
         except psycopg.DataError as error:
             raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
-        return pb.Answer(answer=json_message(answer))
+        return pb.Answer(answer=json_message(msgspec.to_builtins(answer)))
 
     async def do(self, request: pb.DoRequest, call: GatewayCall) -> pb.Answer:
         """Run an action."""
         action = request.WhichOneof("action") or "nothing"
         call.admit(action)
-        return pb.Answer(answer=json_message(await self._actions.do(action, getattr(request, action), call)))
+        answer = await self._actions.do(action, getattr(request, action), call)
+        return pb.Answer(answer=json_message(msgspec.to_builtins(answer)))
 
     async def follow(self, request: pb.FollowRequest, call: GatewayCall) -> None:
         """Stream the states and logs of jobs."""
@@ -143,7 +154,7 @@ class AdminActions:
 
     async def _cancel_jobs(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
         name, context = _read_text(request, "name"), self._context
-        return {"cancelled": await submissions.cancel(tx, context.engine, call.who, name, context.settings)}
+        return CancelledJobs(cancelled=await submissions.cancel(tx, context.engine, call.who, name, context.settings))
 
     async def _set_priority(self, tx: Tx, request: pb.PriorityAction, call: GatewayCall) -> Any:
         priority = _parse_choice(Priority, "priority", request.priority)
@@ -151,26 +162,28 @@ class AdminActions:
 
     async def _drain_board(self, tx: Tx, request: pb.DrainAction, call: GatewayCall) -> Any:
         await boards.drain(tx, call.who, _read_text(request, "name"), _read_text(request, "reason", optional=True))
-        return {}
+        return EmptyReply()
 
     async def _resume_board(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
         await boards.resume(tx, self._context.engine, call.who, _read_text(request, "name"), self._context.settings)
-        return {}
+        return EmptyReply()
 
     async def _forget_board(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
-        return {"ended": await boards.forget(tx, call.who, _read_text(request, "name"), self._context.settings)}
+        name = _read_text(request, "name")
+        return ForgottenBoard(ended=await boards.forget(tx, call.who, name, self._context.settings))
 
     async def _add_token(self, tx: Tx, request: pb.TokenAction, call: GatewayCall) -> Any:
         role = _parse_choice(Role, "role", request.role)
         seconds = _check_number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
         project, note = (_read_text(request, name, optional=True) for name in ("project", "note"))
-        return {"token": await access.add_token(tx, _read_text(request, "user"), role, project, note, until)}
+        user = _read_text(request, "user")
+        return NewToken(token=await access.add_token(tx, user, role, project, note, until))
 
     async def _revoke_token(self, tx: Tx, request: pb.RevokeAction, call: GatewayCall) -> Any:
         if not 0 < request.id < 1 << 62:
             raise UsageError(f"id must be a token number, got {request.id}", hint="hil farm token list")
-        return {"user": await access.revoke(tx, request.id)}
+        return RevokedToken(user=await access.revoke(tx, request.id))
 
     async def _collect_garbage(self, tx: Tx, request: pb.GcAction, call: GatewayCall) -> Any:
         context, dry_run = self._context, request.dry_run
@@ -190,7 +203,7 @@ class AdminActions:
         cleaned = await sweeper.gc(tx, days * _DAY_S, delete, dry_run=dry_run)
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
-        return {"counts": cleaned.counts, "bytes": cleaned.bytes}
+        return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:
@@ -306,25 +319,25 @@ class JobFollower:
             printed = await event_log.output_after(tx, list(self._names), self._after) if self._logs else []
         while printed:
             for row in printed:
-                self._after = row["number"]
-                await self._call.send(pb.FollowReply(log=pb.LogText(**row)))
+                self._after = row.number
+                await self._call.send(pb.FollowReply(log=pb.LogText(**msgspec.structs.asdict(row))))
             async with self._context.db.transaction() as tx:
                 printed = await event_log.output_after(tx, list(self._names), self._after)
         for job in found:
-            name = job["name"]
+            name = job.name
             status = status_message(job, unrunnable=hopeless.get(name, ""), blocked=waiting.get(name, ""))
             if self._told.get(name) != status:
                 self._told[name] = status
                 await self._call.send(pb.FollowReply(job=status))
-            if job["state"] in ENDED:
+            if job.state in ENDED:
                 self._open.discard(name)
 
-    async def _read_jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:
+    async def _read_jobs(self, tx: Tx, touched: set[str] | None) -> list[FarmJob]:
         named = self._open if touched is None else touched & self._open
         if len(named) <= _FEW:
             return [await queries.job(tx, name) for name in sorted(named)]
-        found: list[Mapping[str, Any]] = []
+        found: list[FarmJob] = []
         for submission in sorted({parse_job(name)[0] for name in named}):
             jobs = await queries.jobs(tx, submission=submission, limit=_MOST_JOBS)
-            found += [job for job in jobs if job["name"] in named]
+            found += [job for job in jobs if job.name in named]
         return found

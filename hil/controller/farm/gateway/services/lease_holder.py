@@ -107,8 +107,8 @@ class LeaseHolder:
                 self._lease, self._key = lease, granted.key
                 await call.send(pb.LeaseReply(granted=granted))
                 return
-            if found["state"] in ENDED:
-                await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
+            if found.state in ENDED:
+                await call.send(pb.LeaseReply(over=found.reason or found.outcome or found.state))
                 return
             if (status := status_message(found, blocked=waiting.get(name, ""))) != sent:
                 sent = status
@@ -195,7 +195,7 @@ class LeaseHolder:
                 return
             async with self._context.db.transaction() as tx:
                 found = await queries.job(tx, name)
-                if found["state"] == JobState.QUEUED.value:
+                if found.state == JobState.QUEUED.value:
                     await submissions.cancel(tx, self._context.engine, self._call.who, name, self._context.settings)
 
     async def _has_holder(self, job: int) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec import UNSET
 
 from hil.controller.farm import selector
 from hil.controller.farm.client.turns import with_turns
 from hil.controller.farm.client.wording import labels_text
 from hil.controller.farm.messages import JobState
 from hil.controller.farm.timeline import stays
+from hil.controller.records.base import Record
+from hil.controller.records.farm import JobDetails
 from hil.controller.web.farm.past import MOST_EVENTS, MOST_JOBS
 from hil.controller.web.pages.farm.boards import use_of
 from hil.controller.web.pages.farm.charts import Chart, span_of
@@ -39,9 +42,9 @@ _JOBS = (
 def boards_csv(request: Request) -> Response:
     """Return all boards, or the boards that match a selector."""
     wanted = selector.parse(request.query_params.get("select", ""))
-    found = [one for one in view_of(request).ask("boards") if wanted.matches(one["labels"])]
+    found = [one for one in view_of(request).ask("boards") if wanted.matches(one.labels)]
     return csv_rows(
-        "boards", (*_BOARDS, "labels"), [(*_select_values(one, _BOARDS), labels_text(one["labels"])) for one in found]
+        "boards", (*_BOARDS, "labels"), [(*_select_values(one, _BOARDS), labels_text(one.labels)) for one in found]
     )
 
 
@@ -86,8 +89,8 @@ def boards_use_csv(request: Request) -> Response:
     """Return the percentage of time with a job on each board that matches a selector."""
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     wanted, every = selector.parse(request.query_params.get("select", "")), farm.ask("boards")
-    chart = use_of(farm, [one["name"] for one in every], hours)
-    return _make_use_csv(chart.of([one["name"] for one in every if wanted.matches(one["labels"])]))
+    chart = use_of(farm, [one.name for one in every], hours)
+    return _make_use_csv(chart.of([one.name for one in every if wanted.matches(one.labels)]))
 
 
 @router.get("/board/use.csv")
@@ -125,17 +128,17 @@ def job_jobs_csv(request: Request) -> Response:
 def job_leases_csv(request: Request) -> Response:
     """Return the leases of a job."""
     farm, name = view_of(request), request.query_params.get("name", "")
-    found = jobs_of(farm, name)[0]["attempts_made"]
-    return csv_rows(f"leases of job {name}", _LEASES, [_select_values(one, _LEASES) for one in found])
+    job: JobDetails = farm.ask("job", name=name)
+    return csv_rows(f"leases of job {name}", _LEASES, [_select_values(one, _LEASES) for one in job.attempts_made])
 
 
 @router.get("/job/cases.csv")
 def job_cases_csv(request: Request) -> Response:
     """Return the outcomes of a job's cases."""
     name = request.query_params.get("name", "")
-    found = view_of(request).ask("cases", name=name, limit=MOST_CASES)["cases"]
+    found = view_of(request).ask("cases", name=name, limit=MOST_CASES).cases
     return csv_rows(f"cases of job {name}", _CASES, [_select_values(one, _CASES) for one in found])
 
 
-def _select_values(one: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    return [one.get(name) for name in names]
+def _select_values(one: Record, names: Sequence[str]) -> list[Any]:
+    return [None if (value := getattr(one, name)) is UNSET else value for name in names]

@@ -27,11 +27,11 @@ def boards(request: Request) -> Response:
     wanted = selector.parse(text)
     try:
         every = farm.ask("boards")
-        chart = no_chart(hours) if is_update(request) else use_of(farm, [one["name"] for one in every], hours)
+        chart = no_chart(hours) if is_update(request) else use_of(farm, [one.name for one in every], hours)
     except FarmUnreachable as error:
         return away_page(request, error)
-    found = [one for one in every if wanted.matches(one["labels"])]
-    chart = chart.of([one["name"] for one in found])
+    found = [one for one in every if wanted.matches(one.labels)]
+    chart = chart.of([one.name for one in found])
     return farm_page(request, "boards.html", {**_common_values(farm), "boards": found, "select": text, "chart": chart})
 
 
@@ -41,7 +41,7 @@ def board(request: Request) -> Response:
     farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
     name = request.query_params.get("name", "")
     try:
-        found = next((one for one in farm.ask("boards") if one["name"] == name), None)
+        found = next((one for one in farm.ask("boards") if one.name == name), None)
         if found is None:
             raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
         events = farm.link.past.events(farm.ask, name)[-5 * _EVENTS :]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.controller.farm.timeline import QueueTimes, Row, Stay, board_use, queue_times
+from hil.controller.farm.timeline import QueueTimes, Stay, board_use, queue_times
+from hil.controller.records.farm import FarmJob
 from hil.errors import UsageError
 
 # Time spans in hours and their labels. A span has PARTS intervals.
@@ -62,7 +63,7 @@ def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: in
     return Chart(hours, _split_span(since, hours), lines, known)
 
 
-def wait_chart(jobs: Sequence[Row], hours: int, now: float | None = None) -> tuple[Chart, list[QueueTimes]]:
+def wait_chart(jobs: Sequence[FarmJob], hours: int, now: float | None = None) -> tuple[Chart, list[QueueTimes]]:
     """Return a chart with queue times in seconds: median and 95th percentile per interval."""
     until = time.time() if now is None else now
     since = until - hours * 3600

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from hil.controller.farm.messages import ENDED, parse_job
+from hil.controller.records.farm import LogPiece
 from hil.controller.web.live import PACE_S, told_of
 from hil.controller.web.pages.farm.view import FarmView, view_of
 from hil.core.text import visible
@@ -86,7 +87,7 @@ async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -
                 yield f"event: over\ndata: {json.dumps(error.message)}\n\n"
                 return
             for piece in pieces:
-                after = piece["number"]
+                after = piece.number
                 yield f"id: {after}\ndata: {json.dumps(_format_piece(piece, name))}\n\n"
             if (quiet := not pieces) and ended:
                 yield 'event: over\ndata: ""\n\n'
@@ -107,12 +108,12 @@ async def _read_in_thread(read: Callable[..., T], *arguments: Any) -> T:
     return await to_thread.run_sync(read, *arguments, limiter=threads)
 
 
-def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[dict[str, Any]]:
+def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[LogPiece]:
     """Return the log pieces after a number. Repeated pieces from a hostile gateway are dropped."""
-    found: list[dict[str, Any]] = []
+    found: list[LogPiece] = []
     for piece in farm.ask("logs", name=name, after=after):
-        if piece["number"] > after:
-            after = piece["number"]
+        if piece.number > after:
+            after = piece.number
             found.append(piece)
     return found
 
@@ -122,14 +123,14 @@ def _has_ended(farm: FarmView, name: str) -> bool:
     submission, number = parse_job(name)
     named = number is not None
     rows = [farm.ask("job", name=name)] if named else farm.ask("jobs", submission=submission, limit=_MOST_PARTS)
-    return all(row["state"] in ENDED for row in rows)
+    return all(row.state in ENDED for row in rows)
 
 
-def _format_piece(piece: dict[str, Any], name: str) -> str:
-    text = visible(piece["text"])
-    if piece["job"] == name:
+def _format_piece(piece: LogPiece, name: str) -> str:
+    text = visible(piece.text)
+    if piece.job == name:
         return text
-    return "".join(f"{piece['job']}  {line}" for line in text.splitlines(keepends=True))
+    return "".join(f"{piece.job}  {line}" for line in text.splitlines(keepends=True))
 
 
 @router.get("/job/log.txt")
@@ -149,7 +150,7 @@ def printed(farm: FarmView, name: str) -> str:
     size = after = 0
     deadline = time.monotonic() + _LOG_S
     while pieces := _new_log_pieces(farm, name, after):
-        after = pieces[-1]["number"]
+        after = pieces[-1].number
         if time.monotonic() >= deadline:
             kept.append(_LONGER.format(name=name))
             break

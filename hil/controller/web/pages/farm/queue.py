@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from hil.controller.farm.client.turns import with_turns
 from hil.controller.farm.messages import ENDED, JobState, parse_job
 from hil.controller.farm.timeline import QueueTimes
+from hil.controller.records.farm import FarmCases, FarmJob, FarmStats
 from hil.controller.web.index.sessions import IndexedSession, find_session
 from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, wait_chart
 from hil.controller.web.pages.farm.farm_events import printed
@@ -39,15 +39,15 @@ def queue(request: Request) -> Response:
     page = min(max(1, number_of(request, "page", 1)), _MOST_QUEUED // limit)
     first, rows = (page - 1) * limit, rows_of(request, limit)
     try:
-        stats = farm.ask("stats")
+        stats: FarmStats = farm.ask("stats")
         waiting = farm.ask("queue", limit=min(first + rows, _MOST_QUEUED))[first:]
         running = farm.ask("jobs", state=[JobState.RUNNING.value], limit=rows_of(request, _MOST_ROWS))
         ended = farm.ask("jobs", state=[state.value for state in ENDED], limit=10 * _ENDED)
         chart, waits = (no_chart(hours), []) if is_update(request) else waits_of(farm, hours)
     except FarmUnreachable as error:
         return away_page(request, error)
-    ended = sorted(ended, key=lambda job: str(job["finished_at"]), reverse=True)[:_ENDED]
-    pages = _Pages(limit, page, hours, first + len(waiting), stats["jobs"]["queued"])
+    ended = sorted(ended, key=lambda job: str(job.finished_at), reverse=True)[:_ENDED]
+    pages = _Pages(limit, page, hours, first + len(waiting), stats.jobs.get(JobState.QUEUED.value, 0))
     values = {"stats": stats, "waiting": waiting, "running": running, "ended": ended, "pages": pages}
     return farm_page(request, "queue.html", {**values, "chart": chart, "waits": waits, "spans": SPANS, "farm": farm})
 
@@ -104,26 +104,30 @@ def job(request: Request) -> Response:
     return farm_page(request, "job.html", {**values, "name": name, "farm": farm})
 
 
-def jobs_of(farm: FarmView, name: str) -> list[Mapping[str, Any]]:
+def jobs_of(farm: FarmView, name: str) -> list[FarmJob]:
     """Return a job, or all jobs of a submission."""
     submission, number = parse_job(name)
     jobs = farm.ask("jobs", submission=submission, limit=_MOST_PARTS) if number is None else []
     return jobs if len(jobs) > 1 else [farm.ask("job", name=name)]
 
 
-def _fetch_details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
+def _fetch_details(farm: FarmView, name: str, jobs: list[FarmJob], most: int) -> dict[str, Any]:
     """Return the details of a job: queue position, events, current outcomes of cases."""
     events = farm.ask("events", job=name)
     if (whole := name.partition(".")[0]) != name:
-        events = sorted([*farm.ask("events", job=whole), *events], key=lambda one: one["id"])
-    live = any(one["state"] not in ENDED for one in jobs)
-    found: dict[str, Any] = farm.ask("cases", name=name, limit=most)
-    return {**found, "jobs": with_turns(farm.ask, jobs), "events": events[::-1], "live": live}
+        events = sorted([*farm.ask("events", job=whole), *events], key=lambda one: one.id)
+    live = any(one.state not in ENDED for one in jobs)
+    found: FarmCases = farm.ask("cases", name=name, limit=most)
+    return {
+        "total": found.total,
+        "cases": found.cases,
+        "jobs": with_turns(farm.ask, jobs),
+        "events": events[::-1],
+        "live": live,
+    }
 
 
-def _find_result_session(
-    request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]
-) -> IndexedSession | None:
+def _find_result_session(request: Request, submission: str, name: str, jobs: list[FarmJob]) -> IndexedSession | None:
     """Return the stored session with a job's results, or None if it does not exist (yet)."""
     site, farm = site_of(request), view_of(request).link
     if farm.runs is None or farm.runs not in site.roots:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 
+from hil.controller.records.farm import FarmJob
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.site import site_of
@@ -49,9 +50,9 @@ class FarmView:
             raise AccessRefused("farm token required for changes", hint="open ?token=TOKEN")
         return self.link.do(action, self.visitor.token, **arguments)
 
-    def may_cancel(self, job: Mapping[str, Any]) -> bool:
+    def may_cancel(self, job: FarmJob) -> bool:
         """Return True if the job is active and the visitor may cancel it."""
-        return self.may_change and not job["finished_at"] and self.visitor.may_cancel(job["user"])
+        return self.may_change and not job.finished_at and self.visitor.may_cancel(job.user)
 
     @property
     def may_hold(self) -> bool:

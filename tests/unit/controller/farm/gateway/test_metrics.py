@@ -10,13 +10,16 @@ pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
 
 from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.records.farm import FarmStats, QueuePercentiles
 from hil.errors import UsageError
 
-_STATS = {
-    "jobs": {"queued": 2, "running": 1, "done": 40, "cancelled": 0},
-    "boards": {"online": 3, "quarantined": 1},
-    "queue": {"high": 0, "normal": 2, "low": 0},
-}
+_STATS = FarmStats(
+    jobs={"queued": 2, "running": 1, "done": 40, "cancelled": 0},
+    boards={"online": 3, "quarantined": 1},
+    queue={"high": 0, "normal": 2, "low": 0},
+    waiting_s=QueuePercentiles(p50=None, p95=None),
+    users=[],
+)
 
 
 async def scraped(metrics: Metrics, read: Any) -> dict[str, float]:

@@ -118,7 +118,7 @@ def test_runner_presents_board_after_labels_change(do, tmp_path):
     way = BoardConnection(tmp_path)
 
     def look(grant: Grant) -> None:
-        way.shown = replace(way.shown, labels={"kernel": "6.6"})
+        way.shown = way.shown.replace(labels={"kernel": "6.6"})
 
     way.take = look
     assert do(way)[1] == ["started 5 ", "present"]

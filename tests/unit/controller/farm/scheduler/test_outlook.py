@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_farm_client import job as fake_job
+from support.fake_farm_client import parsed
 
 from hil.controller.farm.messages import BoardState, Kind, Priority
 from hil.controller.farm.scheduler.outlook import blocked, outlooks, why_waiting
@@ -135,5 +137,5 @@ OFFLINE, QUARANTINED = replace(NANO, attended=False), replace(NANO, state=BoardS
 def test_blocked_lists_jobs_without_board_in_service(
     selector: str, pinned: str, boards: list[BoardRow], why: str
 ) -> None:
-    row = {"name": "17", "selector": selector, "pinned": pinned}
-    assert blocked([row], boards) == ({"17": why} if why else {})
+    waiting = parsed("jobs", [fake_job("17", selector=selector, pinned=pinned)])
+    assert blocked(waiting, boards) == ({"17": why} if why else {})

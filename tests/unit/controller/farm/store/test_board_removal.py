@@ -24,7 +24,7 @@ def absent(desk: Desk, name: str, days: float) -> None:
 
 
 def known(desk: Desk) -> list[str]:
-    return [board["name"] for board in desk.do(boards)]
+    return [board.name for board in desk.do(boards)]
 
 
 def test_forget_hides_board_from_selectors_and_lists(desk: Desk) -> None:
@@ -33,7 +33,7 @@ def test_forget_hides_board_from_selectors_and_lists(desk: Desk) -> None:
     desk.leave("c")
     desk.forget("c")
     assert known(desk) == ["a", "b"]
-    assert sum(desk.do(stats, desk.settings)["boards"].values()) == 2
+    assert sum(desk.do(stats, desk.settings).boards.values()) == 2
     for order in ({"selector": "chip=a72"}, {"board": "c"}):
         with pytest.raises(FarmError, match=r"no board matches|not found"):
             desk.submit(**order)

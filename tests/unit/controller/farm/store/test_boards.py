@@ -7,6 +7,7 @@ from support.farm_desks import BROKEN, Desk
 
 from hil.controller.farm.messages import BoardCard, Kind
 from hil.controller.farm.store import queries
+from hil.controller.records.base import make_record
 from hil.errors import UsageError
 
 
@@ -26,7 +27,7 @@ def test_board_row_stores_card(desk: Desk) -> None:
     board = desk.board("a")
     assert board["labels"] == {"chip": "a53", "name": "a", "site": "attic", "host": "h", "hw_type": "rpi"}
     assert (board["site"], board["host"], board["hw_type"]) == ("attic", "h", "rpi")
-    assert BoardCard.of_json(board["card"]).labels == {"chip": "a53", "name": "x"}
+    assert make_record(board["card"], BoardCard).labels == {"chip": "a53", "name": "x"}
     assert desk.grant("a").fence == 41
 
 
@@ -170,8 +171,8 @@ def test_drain_reason_survives_host_restart(desk: Desk) -> None:
     [name] = desk.submit(board="a")
 
     def told() -> tuple[str, str]:
-        [board] = [one for one in desk.do(queries.boards) if one["name"] == "a"]
-        return board["state"], board["reason"]
+        [board] = [one for one in desk.do(queries.boards) if one.name == "a"]
+        return board.state, board.reason
 
     assert told() == ("maintenance", "drained by root: new cable")
     desk.leave("a")
@@ -182,7 +183,7 @@ def test_drain_reason_survives_host_restart(desk: Desk) -> None:
     desk.tick()
     assert told() == ("maintenance", "drained by root: new cable")
     [waiting] = desk.do(queries.queue, desk.settings)
-    assert (waiting["name"], waiting["why"]) == (name, "a is drained by root: new cable")
+    assert (waiting.name, waiting.why) == (name, "a is drained by root: new cable")
     desk.attend("a", "a third worker")
     desk.resume("a")
     assert told()[1] == ""

@@ -27,8 +27,8 @@ def test_output_returns_texts_in_order_after_number(farm_db: str) -> None:
         for lease_, text in ((its, "a\n"), (others, "x\n"), (its, "b\n")):
             await event_log.append_output(tx, lease_, text)
         both = await event_log.output_after(tx, [one, other])
-        assert [(row["job"], row["text"]) for row in both] == [("1", "a\n"), ("2", "x\n"), ("1", "b\n")]
-        assert await event_log.output_after(tx, [one], both[0]["number"]) == [both[2]]
+        assert [(row.job, row.text) for row in both] == [("1", "a\n"), ("2", "x\n"), ("1", "b\n")]
+        assert await event_log.output_after(tx, [one], both[0].number) == [both[2]]
         assert await event_log.output_after(tx, [one, other], limit=1) == both[:1]
         assert await event_log.output_after(tx, []) == []
 
@@ -46,8 +46,8 @@ def test_output_limits_size_of_each_read(farm_db: str, monkeypatch: pytest.Monke
         read: list[list[str]] = []
         after = 0
         while rows := await event_log.output_after(tx, [number], after):
-            read.append([row["text"][0] for row in rows])
-            after = rows[-1]["number"]
+            read.append([row.text[0] for row in rows])
+            after = rows[-1].number
         assert read == [["a"], ["b", "c", "d"], ["e"]]
 
     with_tx(farm_db, work)
@@ -69,7 +69,7 @@ def test_output_stores_any_text(farm_db: str, text: str) -> None:
     async def work(tx: Tx) -> str:
         number, its = await running(tx)
         await event_log.append_output(tx, its, text)
-        return str((await event_log.output_after(tx, [number]))[0]["text"])
+        return str((await event_log.output_after(tx, [number]))[0].text)
 
     kept = with_tx(farm_db, work)
     assert len(kept) == len(text) and kept[1:] == text[1:]
@@ -82,7 +82,7 @@ def test_append_output_truncates_at_size_limit(farm_db: str, monkeypatch: pytest
         number, its = await running(tx)
         for _ in range(5):
             await event_log.append_output(tx, its, "123456")
-        kept = [row["text"] for row in await event_log.output_after(tx, [number])]
+        kept = [row.text for row in await event_log.output_after(tx, [number])]
         assert kept[0] == "123456" and "output limit exceeded" in kept[1] and len(kept) == 2
 
     with_tx(farm_db, work)
@@ -105,7 +105,7 @@ def test_output_numbers_become_visible_in_order(farm_db: str) -> None:
                     assert await event_log.output_after(reader, [one, other]) == []
             await fast
             async with database.transaction() as reader:
-                assert [row["text"] for row in await event_log.output_after(reader, [one, other])] == [
+                assert [row.text for row in await event_log.output_after(reader, [one, other])] == [
                     "first",
                     "second",
                 ]

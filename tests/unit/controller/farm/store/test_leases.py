@@ -11,6 +11,7 @@ from support.farm_desks import BROKEN, PASSED, Desk
 from hil.controller.farm.leasing import leases
 from hil.controller.farm.leasing.leases import WorkerBeat
 from hil.controller.farm.messages import JobResult, Kind
+from hil.controller.records.base import make_record
 from hil.errors import AccessRefused
 
 
@@ -37,7 +38,7 @@ def test_report_records_final_result(farm: Desk, result: JobResult) -> None:
     assert farm.report(lease, result) == (True, "")
     assert farm.jobs() == {name: "done"}
     assert (farm.result(name)["exit_code"], farm.result(name)["outcome"]) == (result.exit_code, result.outcome)
-    assert JobResult.of_json(farm.result(name)["result"]) == result
+    assert make_record(farm.result(name)["result"], JobResult) == result
     assert farm.result(name)["lease"] == lease
     assert farm.board("a")["state"] == "online"
     assert farm.grants() == []

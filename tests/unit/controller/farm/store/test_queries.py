@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
@@ -16,13 +17,14 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import JobResult, Principal, Role
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, queries
+from hil.controller.records.base import make_record
 from hil.errors import UsageError
 
 SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").read_text())
 
 
 async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
-    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments, FarmSettings())))
+    answer = msgspec.to_builtins(await queries.ask(tx, what, arguments, FarmSettings()))
     jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{what}"}).validate(answer)
     return answer
 
@@ -134,7 +136,7 @@ def test_queries_reject_unknown_job(farm: str, what: str, name: str) -> None:
 
 def test_result_returns_finished_jobs(farm: str) -> None:
     first, second = asked(farm, "result", name="1")
-    assert JobResult.of_json(first) == JobResult(1, "FAIL", "6 of 10 differ", files={"report.json": "blake3:00"})
+    assert make_record(first, JobResult) == JobResult(1, "FAIL", "6 of 10 differ", files={"report.json": "blake3:00"})
     assert second == {"name": "1.2", "state": "running"}
     assert asked(farm, "result", name="1.1") == [first]
 
@@ -205,7 +207,7 @@ def test_stats_decay_usage_by_half_life(farm_db: str) -> None:
     async def used(tx: Tx) -> list[float]:
         await tx.execute("insert into hil.shares values ('ann', '', 1000.0, now() - interval '100 s')")
         settings = [FarmSettings(share_half_life_s=seconds) for seconds in (100.0, 200.0)]
-        return [(await queries.stats(tx, one))["users"][0]["board_s"] for one in settings]
+        return [(await queries.stats(tx, one)).users[0].board_s for one in settings]
 
     assert with_tx(farm_db, used) == pytest.approx([500.0, 1000.0 / 2**0.5], rel=0.01)
 
@@ -234,7 +236,7 @@ def test_queue_shows_position_and_reason(farm_db: str) -> None:
 
 def test_me_returns_caller(farm_db: str) -> None:
     who = Principal("ann", Role.SUBMITTER, "vision")
-    said = with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who))
+    said = msgspec.to_builtins(with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who)))
     jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/me"}).validate(said)
     assert said == {"user": "ann", "role": "submitter", "project": "vision"}
 

@@ -1,0 +1,201 @@
+"""Documents of `hil farm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from hil.controller.records.base import Count, Record, note
+from hil.controller.records.farm import (
+    AuditEntry,
+    FarmBoard,
+    FarmEvent,
+    FarmJob,
+    FarmStats,
+    FarmToken,
+    JobDetails,
+    LogPiece,
+    RoleName,
+)
+from hil.controller.records.suite import SuiteDocument
+
+
+class FarmStatus(Record, kw_only=True):
+    """Output of `hil farm status`."""
+
+    stats: FarmStats
+    jobs: Annotated[list[FarmJob], note("the newest jobs and all running jobs")]
+
+
+class SubmissionStatus(Record, kw_only=True):
+    """Output of `hil farm status JOB` for a submission of several jobs."""
+
+    submission: int
+    jobs: list[FarmJob]
+
+
+class JobReport(Record, kw_only=True):
+    """Output of `hil farm status JOB`."""
+
+    job: JobDetails
+
+
+class FarmBoardList(Record, kw_only=True):
+    """Output of `hil farm boards`."""
+
+    boards: list[FarmBoard]
+
+
+class StatsReport(Record, kw_only=True):
+    """Output of `hil farm top`."""
+
+    stats: FarmStats
+
+
+class EventList(Record, kw_only=True):
+    """Output of `hil farm events`."""
+
+    events: list[FarmEvent]
+
+
+class LogList(Record, kw_only=True):
+    """Output of `hil farm logs`."""
+
+    logs: list[LogPiece]
+
+
+class CreatedToken(Record, kw_only=True):
+    """Output of `hil farm token add`."""
+
+    token: Annotated[str, note("the secret, which the farm does not store")]
+    user: str
+    role: RoleName
+    project: str
+
+
+class TokenList(Record, kw_only=True):
+    """Output of `hil farm token list`."""
+
+    tokens: list[FarmToken]
+
+
+class TokenRevocation(Record, kw_only=True):
+    """Output of `hil farm token revoke`."""
+
+    revoked: Annotated[int, note("number of the token")]
+    user: str
+
+
+class AuditList(Record, kw_only=True):
+    """Output of `hil farm audit`."""
+
+    audit: list[AuditEntry]
+
+
+class FarmCleanup(Record, kw_only=True):
+    """Output of `hil farm gc`."""
+
+    dry_run: Annotated[bool, note("true if nothing was deleted")]
+    counts: Annotated[dict[str, Count], note("number of deleted objects by kind")]
+    bytes: Annotated[Count, note("size of the deleted files")]
+
+
+class BoardStateChange(Record, kw_only=True):
+    """Output of `hil farm drain` and `hil farm resume`."""
+
+    board: str
+    state: Annotated[str, note("state of the board after the change, or `unknown`")]
+
+
+class BoardRemoval(Record, kw_only=True):
+    """Output of `hil farm forget`."""
+
+    board: str
+    ended: Annotated[list[str], note("names of queued jobs that required the board")]
+
+
+class StartedFarm(Record, kw_only=True):
+    """Output of `hil farm up --detach`."""
+
+    pid: int
+    address: Annotated[str, note("address of the gateway on this machine")]
+    serving: Literal[True]
+    ready: Annotated[bool, note("true if all boards have been checked")]
+    listen: Annotated[str, note("address for other machines, or empty")]
+    boards: Annotated[dict[str, Count], note("number of boards by state")]
+    home: str
+
+
+class StoppedFarm(Record, kw_only=True):
+    """Output of `hil farm down`."""
+
+    ended: Annotated[bool, note("false if no farm was running")]
+
+
+class SubmittedJobs(Record, kw_only=True):
+    """Output of `hil farm submit`."""
+
+    submission: int
+    jobs: Annotated[list[str], note("names of jobs")]
+    uploaded_bytes: Annotated[Count, note("size of the files that the farm did not have")]
+
+
+class SubmittedTarget(Record, kw_only=True):
+    """A target of a submission."""
+
+    name: str
+    submission: int
+    jobs: Annotated[list[str], note("names of jobs")]
+    uploaded_bytes: Count
+
+
+class SubmittedTargets(Record, kw_only=True):
+    """Output of `hil farm submit` with several targets."""
+
+    targets: list[SubmittedTarget]
+
+
+class CancelReport(Record, kw_only=True):
+    """Output of `hil farm cancel`."""
+
+    cancelled: Annotated[list[str], note("names of jobs")]
+
+
+class LeasedBoard(Record, kw_only=True):
+    """Output of `hil farm lease` without a command."""
+
+    board: str
+    job: str
+    lease: int
+    config: Annotated[str, note("path of a board config, which is valid while the command runs")]
+    for_s: Annotated[float, note("maximum lease time in seconds")]
+
+
+class EndedJobReport(Record, kw_only=True):
+    """Result of a job."""
+
+    name: str
+    exit_code: Count
+    outcome: str
+    reason: str
+    infrastructure: Annotated[bool, note("true if the board or the farm failed, not the job")]
+    record: Annotated[
+        dict[str, Any] | UnsetType, note("as in `hil run --json`; absent for a suite, and empty if nothing ran")
+    ] = UNSET
+    files: Annotated[dict[str, str], note("path below the run's directory -> digest in the farm's store")]
+    timings: Annotated[dict[str, float], note("seconds of each step on the host")]
+    board_ns: Annotated[
+        tuple[int, int],
+        note("the host's CLOCK_MONOTONIC when the board's session opened, and when the board was returned"),
+    ]
+
+
+class FarmResult(Record, kw_only=True):
+    """Output of `hil farm result`, and of `hil farm submit --wait`."""
+
+    name: Annotated[str, note("requested submission or job")]
+    suite: Annotated[SuiteDocument | UnsetType, note("for a suite, as in `hil suite run --json`")] = UNSET
+    folder: Annotated[str | UnsetType, note("directory of the downloaded files, with --out")] = UNSET
+    jobs: list[EndedJobReport]
+    exit_code: int
