@@ -16,8 +16,9 @@ import msgspec
 from hil.controller.records.base import Record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
-from hil.controller.records.commands import boards, bundles, models, stored
+from hil.controller.records.commands import boards, bundles, farm, models, stored
 from hil.controller.records.commands.errors import ErrorDocument
+from hil.controller.records.farm import ANSWERS, FarmEvent
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
@@ -33,13 +34,13 @@ class SchemaFile:
 
     Attributes:
         printed: Command -> alternative documents, which the command prints with a field ``schema``.
-        stored: Name -> other document.
+        other: Name -> type of a document without this field, or of a stored document.
         whole: Alternatives for the whole file.
     """
 
     title: str
     printed: Mapping[str, Sequence[type[Record]]]
-    stored: Mapping[str, type[Record]]
+    other: Mapping[str, Any]
     whole: Sequence[type[Record]] = field(default=())
 
 
@@ -91,6 +92,27 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "trace run": [RunRecord],
     "trace show": [TraceDocument],
 }
+FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
+    "farm audit": [farm.AuditList],
+    "farm boards": [farm.FarmBoardList],
+    "farm cancel": [farm.CancelReport],
+    "farm down": [farm.StoppedFarm],
+    "farm drain": [farm.BoardStateChange],
+    "farm events": [farm.EventList],
+    "farm forget": [farm.BoardRemoval],
+    "farm gc": [farm.FarmCleanup],
+    "farm lease": [farm.LeasedBoard],
+    "farm logs": [farm.LogList],
+    "farm result": [farm.FarmResult, MatrixDocument],
+    "farm resume": [farm.BoardStateChange],
+    "farm status": [farm.FarmStatus, farm.SubmissionStatus, farm.JobReport],
+    "farm submit": [farm.SubmittedJobs, farm.SubmittedTargets, farm.FarmResult, MatrixDocument],
+    "farm token add": [farm.CreatedToken],
+    "farm token list": [farm.TokenList],
+    "farm token revoke": [farm.TokenRevocation],
+    "farm top": [farm.StatsReport],
+    "farm up": [farm.StartedFarm],
+}
 STORED: Mapping[str, type[Record]] = {
     "run": RunRecord,
     "suite": SuiteRecord,
@@ -114,6 +136,12 @@ FILES = {
         COMMANDS,
         {"suite case": CaseRecord},
     ),
+    "farm": SchemaFile(
+        "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "
+        "run.schema.json#/$defs/error instead",
+        FARM_COMMANDS,
+        {"farm watch": FarmEvent, **ANSWERS},
+    ),
 }
 
 
@@ -121,8 +149,8 @@ def write_schema(name: str) -> str:
     """Return the text of a schema file."""
     file = FILES[name]
     printed = [kind for kinds in file.printed.values() for kind in kinds]
-    _, definitions = msgspec.json.schema_components(
-        [*file.stored.values(), *printed], ref_template="#/$defs/{name}", schema_hook=_describe_unknown
+    schemas, definitions = msgspec.json.schema_components(
+        [*file.other.values(), *printed], ref_template="#/$defs/{name}", schema_hook=_describe_unknown
     )
     for kind in printed:
         _add_version(definitions[kind.__name__])
@@ -132,7 +160,7 @@ def write_schema(name: str) -> str:
         "title": file.title,
         **({"oneOf": [_refer(kind) for kind in file.whole]} if file.whole else {}),
         "$defs": {
-            **{title: _refer(kind) for title, kind in file.stored.items()},
+            **dict(zip(file.other, schemas, strict=False)),
             **{title: _choose(kinds) for title, kinds in file.printed.items()},
             **{title: _close(one) for title, one in definitions.items()},
         },

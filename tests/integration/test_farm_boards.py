@@ -16,7 +16,7 @@ import pytest
 from support.commands import Ended
 from support.fake_farm import CONFIG, FakeFarm, start_hil
 from support.models import DIGITS
-from support.running_farms import check
+from support.schemas import check_document
 from support.waiting import eventually
 
 import hil as library
@@ -235,7 +235,7 @@ def test_lease_prints_board_as_json(farm: FakeFarm, environment: dict[str, str],
     # The document is printed while the lease is active.
     told = "".join(iter(process.stdout.readline, "}\n")) + "}"
     assert not farm.is_free()
-    check("lease", ("--json",), json.loads(told))
+    check_document(json.loads(told), "farm lease", "farm")
     assert json.loads(told)["board"] == "lab1-sim-1"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=90)

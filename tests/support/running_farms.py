@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from hil.errors import EXIT_INTERNAL
 from support.commands import Ended
+from support.schemas import check_document
 from support.waiting import eventually
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "farm.schema.json").read_text())
 # Whoever is stopped for a few seconds on a busy machine loses nothing.
 TERMS = "[terms]\nbeat_s = 0.3\nlease_s = 15\nowner_s = 15\nquarantine_s = 2\n"
 HIL = (sys.executable, "-m", "hil.controller.cli.main")
@@ -84,7 +82,7 @@ class RunningFarm:
         assert done.returncode != EXIT_INTERNAL and "Traceback" not in done.stderr, done.stderr
         ended = Ended(done.returncode, done.stdout, done.stderr)
         if "--json" in args and args[0] == "farm":
-            check(str(args[1]), args, ended.document)
+            check(args, ended.document)
         return ended
 
     def boards(self) -> dict[str, str]:
@@ -122,11 +120,13 @@ class RunningFarm:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def check(command: str, args: tuple[object, ...], document: Any) -> None:
-    """What a command prints is of the form that docs/farm.schema.json says."""
-    name = "farm result" if command == "submit" and "--wait" in args else f"farm {command}"
-    if name in SCHEMA["$defs"] and "error" not in document:
-        jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{name}"}).validate(document)
+def check(args: tuple[object, ...], document: Any) -> None:
+    """Validate the output of `hil ARGS... --json`."""
+    command = " ".join(map(str, args[: 3 if args[1] == "token" else 2]))
+    if "error" in document:
+        check_document(document, "error", "run")
+    else:
+        check_document(document, command, "farm")
 
 
 @contextlib.contextmanager

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import click
 import jsonschema
 import pytest
 
 from hil.controller.cli.main import cli
+from hil.protocol.v1 import farm_pb2 as pb
 from tools.schemas import DOCS, FILES, write_schema
 
-# Commands that docs/run.schema.json or the definition "matrix" describes.
-OTHER_COMMANDS = {"run", "runs show", "suite matrix"}
+# Commands that docs/run.schema.json or the definition "matrix" describes, and `hil farm watch`, which prints lines.
+OTHER_COMMANDS = {"run", "runs show", "suite matrix", "farm watch"}
 # Documents without a command of this name, and parts of documents.
 OTHER_DOCUMENTS = {"matrix", "python -m hil.agent verify"}
 
@@ -30,7 +32,7 @@ def test_schema_is_valid_and_uses_each_definition(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     definitions, file = schema["$defs"], FILES[name]
     used: set[str] = set()
-    new = {*file.printed, *file.stored}
+    new = {*file.printed, *file.other}
     while new:
         used |= new
         new = {one for title in new for one in list_references(definitions[title])} - used
@@ -38,10 +40,14 @@ def test_schema_is_valid_and_uses_each_definition(name: str) -> None:
 
 
 def test_commands_have_schemas() -> None:
-    file = FILES["commands"]
-    described = {*file.printed} - OTHER_DOCUMENTS
-    commands = {name for name in list_commands(cli, click.Context(cli)) if not name.startswith("farm ")}
-    assert described == commands - OTHER_COMMANDS
+    described = {*FILES["commands"].printed, *FILES["farm"].printed} - OTHER_DOCUMENTS
+    assert described == {*list_commands(cli, click.Context(cli))} - OTHER_COMMANDS
+
+
+@pytest.mark.parametrize(("request_type", "group"), [(pb.AskRequest, "question"), (pb.DoRequest, "action")])
+def test_farm_answers_have_schemas(request_type: Any, group: str) -> None:
+    fields = request_type.DESCRIPTOR.oneofs_by_name[group].fields
+    assert {field.name for field in fields} <= {*FILES["farm"].other}
 
 
 def list_references(definition: object) -> Iterator[str]:

@@ -7,21 +7,19 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 from support.fake_farm_client import parsed
+from support.schemas import check_document
 
 from hil.controller.cli.farm import show, tables
 from hil.controller.cli.farm.show import boards, events, status, top, watch
 from hil.errors import UsageError
 
-SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "farm.schema.json").read_text())
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 LABELS = {
     "name": "rpi-1",
@@ -139,12 +137,8 @@ def called(command: Any, *words: str) -> Result:
 def document_of(command: Any, *words: str) -> dict[str, Any]:
     """Return the ``--json`` output of a command after validation against docs/farm.schema.json."""
     document = json.loads(called(command, *words, "--json").stdout)
-    check(document, f"farm {command.name}")
+    check_document(document, f"farm {command.name}", "farm")
     return document
-
-
-def check(document: Any, name: str) -> None:
-    jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{name}"}).validate(document)
 
 
 def table_of(result: Result, head: str) -> list[list[str]]:
@@ -451,7 +445,7 @@ def test_watch_json_prints_document_per_line(happening: list[list[dict[str, Any]
     found = [json.loads(line) for line in called(watch, "--json").stdout.splitlines()]
     assert found == [event(9, board="rpi-1", reason="cut"), event(10)]
     for one in found:
-        check(one, "farm watch")
+        check_document(one, "farm watch", "farm")
 
 
 def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch: pytest.MonkeyPatch):

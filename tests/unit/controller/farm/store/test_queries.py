@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
+from support.schemas import check_document
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import JobResult, Principal, Role
@@ -20,12 +19,10 @@ from hil.controller.farm.store import case_results, queries
 from hil.controller.records.base import make_record
 from hil.errors import UsageError
 
-SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").read_text())
-
 
 async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
     answer = msgspec.to_builtins(await queries.ask(tx, what, arguments, FarmSettings()))
-    jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{what}"}).validate(answer)
+    check_document(answer, what, "farm")
     return answer
 
 
@@ -237,7 +234,7 @@ def test_queue_shows_position_and_reason(farm_db: str) -> None:
 def test_me_returns_caller(farm_db: str) -> None:
     who = Principal("ann", Role.SUBMITTER, "vision")
     said = msgspec.to_builtins(with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who)))
-    jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/me"}).validate(said)
+    check_document(said, "me", "farm")
     assert said == {"user": "ann", "role": "submitter", "project": "vision"}
 
 
