@@ -118,7 +118,7 @@ def test_farm_down_stops_detached_farm(environment):
 
 def test_farm_up_reports_startup_errors(environment):
     with running_farm(environment=environment, start=False) as farm:
-        for detach in ((), ("--detach",)):
+        for detach in ((), ("--detach", "--json")):
             wrong = farm.hil("farm", "up", "--db", "postgresql://nobody@127.0.0.1:1/none", *detach)
             assert wrong.code == 4
             assert "database does not respond" in wrong.err

@@ -20,6 +20,7 @@ from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option, options
 from hil.controller.cli.screen import answer, say
 from hil.controller.records.base import make_record
+from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
 from hil.controller.records.commands.farm import StartedFarm, StoppedFarm
 from hil.core.files import read_file
 from hil.core.processes import module_command
@@ -111,8 +112,9 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
             if (code := process.poll()) is not None:
                 printed = read_file(log)[begun:].decode(errors="replace").rstrip()
                 say(printed)
-                error = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
-                return answer(as_json, {"error": error, "exit_code": code or 1})
+                details = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
+                error = ErrorDetails(**details, outcome="", hint="", stage="", board="")
+                return answer(as_json, ErrorDocument(error=error, exit_code=code or 1))
             sheet = sheet_of(home) or {}
             serves = sheet.get("pid") == process.pid and sheet["serving"]
             if serves and (sheet["ready"] or time.monotonic() > deadline):
