@@ -390,3 +390,16 @@ def test_softmax_follows_opset(save_onnx: Save, op: str, opset: int, axis: int |
     path = save_onnx([node], [("x", FLOAT, x.shape)], [("y", FLOAT, x.shape)], opset=opset)
     (found,) = defined_evaluator(onnx.load(path)).run(None, {"x": x})
     np.testing.assert_allclose(found, exact_session(path).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_evaluator_omits_inputs_after_omitted_outputs():
+    nodes = [
+        onnx.helper.make_node("Dropout", ["x"], ["y", ""]),
+        onnx.helper.make_node("Clip", ["y", "", "most"], ["z"]),
+    ]
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xz"]
+    most = onnx.numpy_helper.from_array(np.float32(2), "most")
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [most])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    (found,) = defined_evaluator(model).run(None, {"x": np.array([-3, 3], np.float32)})
+    np.testing.assert_array_equal(found, [-3, 2])

@@ -120,11 +120,19 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
 
 def defined_evaluator(model: Any) -> Any:
-    """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention."""
+    """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention.
+
+    The function modifies the model: the evaluator would pass an omitted output to later nodes as their omitted inputs.
+    """
     from onnx.reference import ReferenceEvaluator
 
     from hil.controller.backends.references.definitions import old_softmax, operators
+    from hil.controller.models.importers.onnx_nodes import nodes_and_functions
 
+    for number, node in enumerate(nodes_and_functions(model)):
+        for place, name in enumerate(node.output):
+            if not name:
+                node.output[place] = f"hil.omitted.{number}.{place}"
     return ReferenceEvaluator(model, new_ops=[*operators.OPERATORS, *old_softmax.OPERATORS])
 
 
