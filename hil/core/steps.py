@@ -54,6 +54,7 @@ class StepsPlan:
         chunk: Number of the prompt's tokens per call; 0 is all.
         stop: Tokens that end the generation.
         bound: Maximum number of tokens in the cache; 0 if unlimited.
+        shapes: Shape of each empty cache tensor, in the order of ``feedback``.
     """
 
     rules: tuple[tuple[int, Rule], ...]
@@ -63,6 +64,7 @@ class StepsPlan:
     chunk: int = 0
     stop: tuple[int, ...] = ()
     bound: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -76,7 +78,8 @@ class StepsPlan:
         except ValueError as error:
             raise UsageError(f"invalid steps: {error}") from error
         feedback = tuple((place, output) for place, output in values["feedback"])
-        return cls(**{**values, "rules": rules, "feedback": feedback, "stop": tuple(values["stop"])})
+        shapes = tuple(map(tuple, values["shapes"]))
+        return cls(**{**values, "rules": rules, "feedback": feedback, "shapes": shapes, "stop": tuple(values["stop"])})
 
     def check(self, inputs: int, outputs: int) -> None:
         """Raise UsageError if the plan does not fit a program with this many inputs and outputs."""
@@ -86,6 +89,8 @@ class StepsPlan:
             raise UsageError(f"invalid steps: the inputs {used} of a program with {inputs} inputs")
         if not all(0 <= place < outputs for place in made):
             raise UsageError(f"invalid steps: the outputs {made} of a program with {outputs} outputs")
+        if len(self.shapes) != len(self.feedback):
+            raise UsageError(f"invalid steps: {len(self.shapes)} shapes for {len(self.feedback)} cache tensors")
         if [rule for _, rule in self.rules].count(Rule.TOKENS) != 1:
             raise UsageError("invalid steps: one input must take the tokens")
         if not 0 <= self.steps <= MAX_STEPS or self.chunk < 0 or self.bound < 0:
@@ -205,7 +210,10 @@ class SteppedProgram:
     def _run_prompt(self, prompt: Sequence[int]) -> int:
         """Run a prompt with an empty cache. Return the next token."""
         self._logits, token = [], 0
-        self._cache = {output: _empty(self._program.inputs[place]) for place, output in self._plan.feedback}
+        self._cache = {
+            output: np.zeros(shape, dtype_of(self._program.inputs[place].dtype))
+            for (place, output), shape in zip(self._plan.feedback, self._plan.shapes, strict=True)
+        }
         for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
             token = self._call(prompt[begin:end], begin)
         return token
@@ -299,12 +307,6 @@ def _fixed_size(spec: TensorSpec) -> int:
             hint="export the program with a dynamic number of tokens, or one token per call",
         )
     return 1
-
-
-def _empty(spec: TensorSpec) -> Array:
-    """Return an empty cache: unknown dimensions are 1 for the batch, which is the first dimension, and 0 for others."""
-    shape = [size if isinstance(size, int) else int(not place) for place, size in enumerate(spec.shape)]
-    return np.zeros(shape, dtype_of(spec.dtype))
 
 
 def _shaped(spec: TensorSpec, array: Array) -> Array:

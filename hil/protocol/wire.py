@@ -92,7 +92,10 @@ def steps_to_message(plan: StepsPlan) -> pb.Steps:
     """Convert a plan to a message."""
     return pb.Steps(
         rules=[pb.InputRule(input=place, rule=rule.value) for place, rule in plan.rules],
-        feedback=[pb.Feedback(input=place, output=output) for place, output in plan.feedback],
+        feedback=[
+            pb.Feedback(input=place, output=output, shape=shape)
+            for (place, output), shape in zip(plan.feedback, plan.shapes, strict=True)
+        ],
         logits=plan.logits,
         steps=plan.steps,
         chunk=plan.chunk,
@@ -107,6 +110,7 @@ def steps_from_message(message: pb.Steps) -> StepsPlan:
         {
             "rules": [(one.input, one.rule) for one in message.rules],
             "feedback": [(one.input, one.output) for one in message.feedback],
+            "shapes": [tuple(one.shape) for one in message.feedback],
             "stop": list(message.stop),
             **{name: getattr(message, name) for name in ("logits", "steps", "chunk", "bound")},
         }

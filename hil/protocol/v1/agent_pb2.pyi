@@ -441,12 +441,14 @@ class InputRule(_message.Message):
     def __init__(self, input: _Optional[int] = ..., rule: _Optional[str] = ...) -> None: ...
 
 class Feedback(_message.Message):
-    __slots__ = ("input", "output")
+    __slots__ = ("input", "output", "shape")
     INPUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     input: int
     output: int
-    def __init__(self, input: _Optional[int] = ..., output: _Optional[int] = ...) -> None: ...
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, input: _Optional[int] = ..., output: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepCall(_message.Message):
     __slots__ = ("tokens", "start_ns", "end_ns")

@@ -23,6 +23,8 @@ _LOGITS = ("logits", "lm_logits", "prediction_scores")
 # Part of a cache input's name -> parts that replace it in the output's name.
 _PAST = ("past_key_values", "past_key_value", "past", "cache_in", "in")
 _PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out", "out", "updated")
+# Names of the dimension that grows with each token.
+_POSITIONS = re.compile(r"past|seq|len|total|cache_size|position")
 _NUMBER = re.compile(r"\d+")
 _ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation.md"
 
@@ -85,11 +87,12 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     if not any(rule is Rule.TOKENS for _, rule in rules) or not logits:
         missing = "an output with logits" if not logits else "an input with token ids"
         raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
-    pairs = [(taken[own], made[other]) for own, other in cache.items()]
+    pairs = sorted((taken[own], made[other]) for own, other in cache.items())
     bounds = {size for own in cache if (size := _bound_of(inputs[taken[own]])) is not None}
     plan = StepsPlan(
         rules=tuple(rules),
-        feedback=tuple(sorted(pairs)),
+        feedback=tuple(pairs),
+        shapes=tuple(_make_empty_shape(inputs[place]) for place, _ in pairs),
         logits=made[logits],
         steps=spec.steps,
         chunk=spec.chunk,
@@ -149,9 +152,23 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
 
 
 def _axis_of(spec: TensorSpec) -> int:
-    """Return the axis of the positions: the last unknown size, or the second axis from the end."""
+    """Return the axis of the positions: the unknown size, best with a fitting name, or the second axis from the end."""
     unknown = [axis for axis, size in enumerate(spec.shape) if axis and not isinstance(size, int)]
-    return unknown[-1] if unknown else max(len(spec.shape) - 2, 0)
+    named = [axis for axis in unknown if _POSITIONS.search(str(spec.shape[axis]).lower())]
+    return (named or unknown or [max(len(spec.shape) - 2, 0)])[-1]
+
+
+def _make_empty_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Return the shape of an empty cache tensor. Raises UsageError for a size that only the user knows."""
+    axis, shape = _axis_of(spec), []
+    for place, size in enumerate(spec.shape):
+        if isinstance(size, int):
+            shape.append(size)
+        elif place in (0, axis):
+            shape.append(int(place != axis))  # a batch of 1
+        else:
+            raise UsageError(f"input {spec} has an unknown size {size}", hint=f"set the size: --dim {size}=N")
+    return tuple(shape)
 
 
 def _bound_of(spec: TensorSpec) -> int | None:
