@@ -14,7 +14,14 @@ from hil.core.tensors import Array, dtype_name
 # Significand bits of the dtypes that an arithmetic may narrow.
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 # Operators whose first two inputs are multiplied by int8 hardware.
-_CONTRACTIONS = {"MatMul": (None, -1), "Gemm": (None, 1), "Conv": (None, 0), "ConvTranspose": (None, 1)}
+_CONTRACTIONS = {
+    "MatMul": (None, -1),
+    "Gemm": (None, 1),
+    "Conv": (None, 0),
+    "ConvTranspose": (None, 1),
+    "MatMulNBits": (None, None),  # the second operand is quantized already
+}
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
 # Operators whose inputs after the first determine shapes.
 _SHAPING = ("Resize", "Upsample")
 
@@ -74,7 +81,7 @@ class Rounding(Exact):
         if dtype_name(array.dtype) not in _DIGITS or not array.size:
             return array
         if self._float is None:
-            if place > 1 or node.op_type not in _CONTRACTIONS or node.domain:
+            if place > 1 or node.op_type not in _CONTRACTIONS or node.domain not in _DOMAINS:
                 return array
             return self._to_int8(array, _axis(node, place) if constant and array.ndim > 1 else None)
         if constant and node.input[place] not in self._names.shaping:
