@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from hil.controller.farm.database.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.database.notifications import AGAIN, Change, drained, tell
@@ -132,7 +131,7 @@ class LeaseHolder:
         grant = await leases.grant_of(tx, lease, self._context.settings)
         if held is None or not held.started or grant is None:
             return None
-        card = replace(held.card, direct=held.direct)
+        card = held.card.replace(direct=held.direct)
         return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=held.key)
 
     async def _resume_lease(self, asked: pb.ResumeLease) -> None:
