@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hil import errors
@@ -15,7 +16,7 @@ from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.models.generation.roles import Decoder, detect_roles
-from hil.controller.models.generation.spec import Prompt, read_spec
+from hil.controller.models.generation.spec import Prompt, Roles, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.case import Case, ReferenceDecoder
@@ -70,7 +71,8 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     if spec.reference:
         path = options.generate.parent / spec.reference
         other = import_model(path, isolated=context.isolated, cache=context.cache)
-        reference = ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), spec))
+        detected = msgspec.structs.replace(spec, roles=Roles())  # the specification's names are those of the program
+        reference = ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), detected))
     return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs)
 
 
