@@ -30,6 +30,7 @@ NAMES = (
     "invoke",
     "cold",
     "model",
+    "generate",
     "compare",
     "checks",
     "stream",

@@ -1,0 +1,154 @@
+"""Token generation through the agent, beside a bare loop over the same program in ONNX Runtime.
+
+Both loops feed the cache of a step to the next one and choose the token with the largest logit. The bare loop runs in
+this process. Decoders: the one of examples/decoder, and one of the same kind with random weights whose step takes
+several milliseconds. A program without work shows the overhead of a step by the size of the cache.
+"""
+
+from __future__ import annotations
+
+import runpy
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from benchmarks import common
+from hil.controller.devices.board_client import Invocation
+from hil.controller.models.generation.roles import detect_roles
+from hil.controller.models.generation.spec import GenerateSpec, Prompt
+from hil.core.steps import FORCED, OTHER_PROMPT, PROMPT, StepsPlan
+from hil.core.tensors import Array
+
+EXAMPLE = common.HERE.parent / "examples" / "decoder" / "make.py"
+PROMPT_TOKENS, STEPS = 64, 32
+MIB = 1 << 20
+# Layers, hidden size and FFN size of the larger decoder.
+LARGE = 8, 512, 1408
+
+
+def make_decoder(path: Path, large: bool) -> Path:
+    """Write the example's decoder, or a larger one with random weights."""
+    example = runpy.run_path(str(EXAMPLE))
+    weights = example["load_weights"]()
+    if large:
+        layers, hidden, ffn = LARGE
+        vocabulary, rng = len(weights["embedding"]), np.random.default_rng(0)
+        shapes = {"embedding": (vocabulary, hidden), "norm": (hidden,), "head": (hidden, vocabulary)}
+        for layer in range(layers):
+            sizes = {
+                "query": hidden,
+                "key": hidden // 2,
+                "value": hidden // 2,
+                "gate": ffn,
+                "up": ffn,
+                "output": hidden,
+            }
+            shapes |= {f"layers.{layer}.{name}": (hidden, size) for name, size in sizes.items()}
+            shapes |= {f"layers.{layer}.{name}": (hidden,) for name in ("attention_norm", "ffn_norm")}
+            shapes[f"layers.{layer}.down"] = (ffn, hidden)
+        weights = {name: rng.normal(size=shape).astype(np.float32) / 20 for name, shape in shapes.items()}
+    onnx.save(example["Decoder"](weights).build(), path)
+    return path
+
+
+def make_copy(path: Path, size: int) -> Path:
+    """Write a program without work: logits from a constant, and a cache of ``size`` bytes that it copies."""
+    shape = [1, max(size // 256, 1), 64, 1]  # 64 positions
+    value = helper.make_tensor_value_info
+    inputs = [value("input_ids", TensorProto.INT64, [1, "s"]), value("past.0.key", TensorProto.FLOAT, shape)]
+    outputs = [
+        value("logits", TensorProto.FLOAT, [1, "s", 1]),
+        value("present.0.key", TensorProto.FLOAT, shape),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["ids", "axes"], ["logits"]),
+        helper.make_node("Identity", ["past.0.key"], ["present.0.key"]),
+    ]
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [2])
+    graph = helper.make_graph(nodes, "copy", inputs, outputs, [axes])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def run_bare(session: ort.InferenceSession, prompt: Sequence[int], shapes: dict[str, Sequence[int]]) -> list[int]:
+    """Generate tokens in this process. Return the duration of the prompt's call and of each step, in nanoseconds."""
+    import time
+
+    cache: dict[str, Array] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    names = [one.name for one in session.get_inputs()]
+    tokens, position, times = list(prompt), 0, []
+    for _ in range(STEPS + 1):
+        begun = time.perf_counter_ns()
+        total = position + len(tokens)
+        feeds: dict[str, Any] = {"input_ids": np.array([tokens], np.int64), **cache}
+        if "attention_mask" in names:
+            feeds["attention_mask"] = np.ones((1, total), np.int64)
+            feeds["position_ids"] = np.arange(position, total)[None]
+        logits, *present = session.run(None, feeds)
+        cache = dict(zip(shapes, present, strict=True))
+        tokens, position = [int(np.argmax(logits[0, -1]))], total
+        times.append(time.perf_counter_ns() - begun)
+    return times
+
+
+def step_times(done: Invocation) -> list[int]:
+    """Return the duration of the prompt's call and of each step with choosing the token, in nanoseconds."""
+    starts = [call.start_ns for call in done.calls]
+    ends = [*starts[1:], done.iterations_ns[-1][1]]
+    return [end - start for start, end in zip(starts, ends, strict=True)]
+
+
+def measure(client: Any, path: Path, rounds: int, prompt_tokens: int) -> tuple[dict[str, list[float]], ...]:
+    """Return the seconds per token, and to the first token, of each case in each round."""
+    loaded = common.load(client, path, runtime="onnxruntime")
+    spec = GenerateSpec(prompt=[Prompt(tokens=[1])], steps=STEPS)
+    plan: StepsPlan = detect_roles(loaded.inputs, loaded.outputs, spec).plan
+    prompt = [int(one) for one in np.random.default_rng(1).integers(1, 127, prompt_tokens)]
+    empty = np.empty(0, np.int64)
+    inputs = {PROMPT: np.array(prompt, np.int64), FORCED: empty, OTHER_PROMPT: empty}
+    session = ort.InferenceSession(path)
+    shapes = {loaded.inputs[place].name: shape for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True)}
+    first: dict[str, list[float]] = {"hil": [], "bare": []}
+    runs: dict[str, Callable[[], list[int]]] = {
+        "hil": lambda: step_times(client.invoke(loaded.program_id, inputs, steps=plan)),
+        "bare": lambda: run_bare(session, prompt, shapes),
+    }
+
+    def seconds(name: str) -> list[float]:
+        prefill, *steps = runs[name]()
+        first[name].append(prefill / 1e9)
+        return [statistics.median(steps) / 1e9]
+
+    token = common.interleave({name: lambda name=name: seconds(name) for name in runs}, rounds)  # type: ignore[misc]
+    client.unload(loaded.program_id)
+    return token, {name: times[1:] for name, times in first.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = common.options(__doc__, rounds=15)
+    rows = []
+    with common.session() as (client, _, folder):
+        for name, large in (("0.2 M parameters", False), ("25 M parameters", True)):
+            path = make_decoder(folder / f"decoder-{large}.onnx", large)
+            token, first = measure(client, path, asked.rounds, PROMPT_TOKENS)
+            bars = ("<= 1.02", "<= 1.03") if large else ("", "")
+            for what, got, bar in (("time per token", token, bars[0]), ("time to first token", first, bars[1])):
+                rows.append(common.beside(f"{what}, {name}", got["hil"], "bare loop", got["bare"], 1e3, "ms", bar))
+        for size in (0, MIB, 8 * MIB):
+            token, _ = measure(client, make_copy(folder / f"copy-{size}.onnx", size), asked.rounds, 1)
+            case = f"a step without work, cache of {size / MIB:g} MiB"
+            rows.append(common.beside(case, token["hil"], "bare loop", token["bare"], 1e6, "us", ""))
+    notes = [f"a prompt of {PROMPT_TOKENS} tokens, then {STEPS} steps; ONNX Runtime {ort.__version__} on the CPU"]
+    common.show("generate", rows, notes, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()
