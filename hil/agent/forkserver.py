@@ -42,7 +42,7 @@ from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
 from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
-from hil.core.steps import MAX_CALLS, StepCall, StepsPlan, make_stepped
+from hil.core.steps import MAX_CALLS, StepCall, SteppedProgram, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 
@@ -137,7 +137,7 @@ class _ForkedWorker:
         """Run a decoder with a prompt, as :meth:`do_invoke`. Append the times of all calls to the numbers."""
         plan = StepsPlan.of_json(order["steps"])
         make = getattr(self.program, "stepped", None)  # simulated programs
-        stepped = make(plan) if make else make_stepped(self.program, plan)
+        stepped = make(plan) if make else SteppedProgram(self.program, plan)
         calls: list[StepCall] = []
         reply = self._run_repeatedly(stepped, order, lambda: calls.extend(stepped.calls))
         for call in calls[:MAX_CALLS]:

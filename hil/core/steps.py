@@ -134,11 +134,11 @@ class SteppedProgram:
     on earlier prompts then returns different outputs.
     """
 
-    def __init__(self, program: StepProgram, plan: StepsPlan) -> None:
+    def __init__(self, program: Any, plan: StepsPlan) -> None:
         plan.check(len(program.inputs), len(program.outputs))
-        self._program = program
+        self._program = as_step_program(program)
         self._plan = plan
-        self.function = program.function
+        self.function: str = program.function
         driven = {place for place, _ in (*plan.rules, *plan.feedback)}
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
         self._tokens = next(place for place, rule in plan.rules if rule is Rule.TOKENS)
@@ -155,6 +155,8 @@ class SteppedProgram:
         self._logits: list[tuple[int, Array]] = []
         self._picked: list[int] = []
         self.calls: list[StepCall] = []
+        # Called before each call with its first position, and the number of the step (0 in a prompt).
+        self.note_call: Callable[[int, int], None] = lambda position, step: None
 
     def bind(self, inputs: Sequence[Array]) -> None:
         """Set the prompts and the constant inputs."""
@@ -210,17 +212,22 @@ class SteppedProgram:
     def _run_prompt(self, prompt: Sequence[int]) -> int:
         """Run a prompt with an empty cache. Return the next token."""
         self._logits, token = [], 0
-        self._cache = {
-            output: np.zeros(shape, dtype_of(self._program.inputs[place].dtype))
-            for (place, output), shape in zip(self._plan.feedback, self._plan.shapes, strict=True)
-        }
+        self._cache = self._start_cache()
         for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
             token = self._call(prompt[begin:end], begin)
         return token
 
+    def _start_cache(self) -> dict[int, Any]:
+        """Return the cache before the first call of a prompt: output -> content."""
+        return {
+            output: np.zeros(shape, dtype_of(self._program.inputs[place].dtype))
+            for (place, output), shape in zip(self._plan.feedback, self._plan.shapes, strict=True)
+        }
+
     def _call(self, tokens: Sequence[int], position: int) -> int:
         """Run the program for new tokens. Return the token with the largest logit after them."""
         feeds = self._make_feeds(tokens, position)
+        self.note_call(position, max(position - len(self._prompt) + 1, 0))
         start = now_ns()
         values = self._step(feeds, len(tokens), position)
         logits = self._program.to_array(self._plan.logits, values[self._plan.logits])
@@ -274,9 +281,9 @@ class BoundSteps:
         return np.asarray(value)
 
 
-def make_stepped(program: Any, plan: StepsPlan) -> SteppedProgram:
-    """Return the stepped form of a loaded program."""
-    return SteppedProgram(program if hasattr(program, "step") else BoundSteps(program), plan)
+def as_step_program(program: Any) -> StepProgram:
+    """Return a loaded program as one that a plan can run."""
+    return program if hasattr(program, "step") else BoundSteps(program)
 
 
 def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
