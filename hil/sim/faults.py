@@ -2,27 +2,42 @@
 
 Write a fault as ``NAME`` or ``NAME:KEY=VALUE,...``:
 
-=============  =========================================================================================  ==========
-name           effect                                                                                     times
-=============  =========================================================================================  ==========
-``crash``      the worker dies of ``signal`` (SIGSEGV) ``at`` run or load                                 always
-``hang``       the worker hangs ``at`` run or load                                                        always
-``corrupt``    flips bits in ``elements`` (1) of output ``output`` (0, or a name): in every               always
-               run, in a ``share`` (1) of the runs, chosen by ``seed`` (0), or only in run ``iteration``
-               since the program was loaded, from 0; and ``when``: always, on reload (every load of a
-               program but its first) or in a profile pass
-``drop``       cuts every connection when ``at`` (0.6) of an upload has arrived                           once
-``slow``       limits the link to ``rate`` (1 MB/s) bytes per second, with ``delay`` (0) seconds latency  always
-``kill-agent`` kills the agent with SIGKILL ``at`` run or load                                            always
-``clock``      the board's clock is ``offset`` (0) seconds ahead, runs ``ppm`` (0) too fast, and jumps    always
-               forward by ``jump`` (0) seconds in the first run
-``profile``    ``how`` the profiling tool fails: missing, crash, truncate (half of the output) or hang    always
-``fallback``   reports a ``share`` (1: all) of the program's nodes on a different device                  always
-``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
-``pace``       every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
-``wedge``      from run ``after`` (0) since the simulator's start, every run does ``how``: fail or        always
-               hang, until the file ``reset`` exists
-=============  =========================================================================================  ==========
+===============  =========================================================================================  ==========
+name             effect                                                                                     times
+===============  =========================================================================================  ==========
+``crash``        the worker dies of ``signal`` (SIGSEGV) ``at`` run or load; with ``position``              always
+                 (-1: any): only in a generation's call for this position
+``hang``         the worker hangs ``at`` run or load; ``position`` as for ``crash``                         always
+``corrupt``      flips bits in ``elements`` (1) of output ``output`` (0, or a name): in every               always
+                 run, in a ``share`` (1) of the runs, chosen by ``seed`` (0), or only in run ``iteration``
+                 since the program was loaded, from 0; and ``when``: always, on reload (every load of a
+                 program but its first) or in a profile pass
+``drop``         cuts every connection when ``at`` (0.6) of an upload has arrived                           once
+``slow``         limits the link to ``rate`` (1 MB/s) bytes per second, with ``delay`` (0) seconds latency  always
+``kill-agent``   kills the agent with SIGKILL ``at`` run or load; ``position`` as for ``crash``             always
+``clock``        the board's clock is ``offset`` (0) seconds ahead, runs ``ppm`` (0) too fast, and jumps    always
+                 forward by ``jump`` (0) seconds in the first run
+``profile``      ``how`` the profiling tool fails: missing, crash, truncate (half of the output) or hang    always
+``fallback``     reports a ``share`` (1: all) of the program's nodes on a different device                  always
+``slowdown``     every run takes ``factor`` (1.1) times as long                                             always
+``pace``         every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
+``wedge``        from run ``after`` (0) since the simulator's start, every run does ``how``: fail or        always
+                 hang, until the file ``reset`` exists
+``kv_slot``      from ``position`` (40), each step writes its cache entry one slot early: the entry         always
+                 before is lost, and the own slot is zero
+``mask``         ``how`` the mask is wrong: hide-newest hides each token from itself, show-next shows       always
+                 each token the next one of its call
+``rope``         from ``position`` (48), the positions are one too small                                    always
+``stale_cache``  a run that follows another prompt continues in the cache of that prompt                    always
+``overflow``     from ``position`` (56), the logits and the cache entries of the layers above ``layer``     always
+                 (2) are not a number
+``wrong_layer``  from ``position`` (50), steps return wrong logits, and wrong cache entries in the          always
+                 layers above ``layer`` (2)
+``argmax``       from ``position`` (30), the token with the second largest logit follows                    always
+``slow_token``   the call for ``position`` (0) takes ``seconds`` (0.1) longer, asleep                       always
+===============  =========================================================================================  ==========
+
+Faults from ``kv_slot`` on affect only generations (:mod:`hil.sim.steps`). Each call of a generation counts as a run.
 
 ``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt`` rejects a program without that
 output; ``others=spare`` ignores such programs.
@@ -48,8 +63,8 @@ from hil.errors import UsageError
 
 # name -> key -> default. A value has the type of the default.
 _KEYS: dict[str, dict[str, Any]] = {
-    "crash": {"signal": "SIGSEGV", "at": "run", "times": 0},
-    "hang": {"at": "run", "times": 0},
+    "crash": {"signal": "SIGSEGV", "at": "run", "position": -1, "times": 0},
+    "hang": {"at": "run", "position": -1, "times": 0},
     "corrupt": {
         "elements": 1,
         "output": 0,
@@ -62,16 +77,25 @@ _KEYS: dict[str, dict[str, Any]] = {
     },
     "drop": {"at": 0.6, "times": 1},
     "slow": {"rate": 1e6, "delay": 0.0},
-    "kill-agent": {"at": "run", "times": 0},
+    "kill-agent": {"at": "run", "position": -1, "times": 0},
     "clock": {"offset": 0.0, "ppm": 0.0, "jump": 0.0},
     "profile": {"how": "missing", "times": 0},
     "fallback": {"share": 1.0, "times": 0},
     "slowdown": {"factor": 1.1},
     "pace": {"seconds": 0.1},
     "wedge": {"after": 0, "how": "fail", "reset": ""},
+    "kv_slot": {"position": 40},
+    "mask": {"how": "hide-newest"},
+    "rope": {"position": 48},
+    "stale_cache": {},
+    "overflow": {"position": 56, "layer": 2},
+    "wrong_layer": {"position": 50, "layer": 2},
+    "argmax": {"position": 30},
+    "slow_token": {"position": 0, "seconds": 0.1},
 }
 PROFILES = ("missing", "crash", "truncate", "hang")
 WEDGES = ("fail", "hang")
+MASKS = ("hide-newest", "show-next")
 WHEN = ("always", "reload", "profile")
 # A century, a third of the range of 64-bit nanoseconds.
 _FAR_S = 3.2e9
@@ -100,6 +124,13 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
     "wedge.how": (lambda how: how in WEDGES, f"one of {', '.join(WEDGES)}"),
+    "mask.how": (lambda how: how in MASKS, f"one of {', '.join(MASKS)}"),
+    "position": (lambda position: position >= 0, "a position from 0"),
+    **{
+        f"{name}.position": (lambda position: position >= -1, "a position from 0, or -1 for any")
+        for name in ("crash", "hang", "kill-agent")
+    },
+    "layer": (lambda layer: layer >= 0, "a layer from 0"),
     "after": (lambda number: number >= 0, "a run number from 0"),
     "reset": (lambda path: not path or Path(path).is_absolute(), "an absolute path"),
     "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),

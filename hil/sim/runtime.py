@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -10,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,10 +24,12 @@ from hil.core.files import digest_file
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
+from hil.core.steps import StepsPlan, as_step_program
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.faults import Charges, Fault, SimClock, end_agent, parse
+from hil.sim.steps import SimSteps
 
 # Cast supports bfloat16 since this opset.
 _BFLOAT16_OPSET = 13
@@ -104,7 +107,7 @@ class SimRuntime:
                 _check_output(fault, program.outputs)
                 if fault.keys["when"] == "profile" and not getattr(program, "profile_has_outputs", True):
                     raise UsageError("fault corrupt: when=profile needs a runtime with a profiler that returns outputs")
-        return SimProgram(self, program, reloaded=reloaded)
+        return SimProgram(self, program, self._faults, reloaded=reloaded)
 
     def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Convert the program to an arithmetic. Return the main file, relative to the directory.
@@ -113,10 +116,16 @@ class SimRuntime:
         """
         return main
 
-    def trigger_at(self, at: str) -> None:
-        """Trigger the faults of ``run`` or ``load``."""
+    def trigger_at(self, at: str, positions: range | None = None) -> None:
+        """Trigger the faults of ``run`` or ``load``.
+
+        Args:
+            positions: positions of a decoder's call. Each call is a run.
+        """
         for fault in self._faults:
             here = fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at
+            if here and fault.keys["position"] >= 0:
+                here = positions is not None and fault.keys["position"] in positions
             if here and self._charges.should_fire(fault):
                 self._trigger(fault)
             if at == "run" and fault.name == "wedge" and self._charges.is_wedged(fault):
@@ -206,9 +215,12 @@ class SimOnnxRuntime(SimRuntime):
 class SimProgram:
     """Real program with faults."""
 
-    def __init__(self, runtime: SimRuntime, inner: Any, *, reloaded: bool = False) -> None:
+    def __init__(
+        self, runtime: SimRuntime, inner: Any, faults: Sequence[Fault] = (), *, reloaded: bool = False
+    ) -> None:
         self._runtime = runtime
         self._inner = inner
+        self._faults = faults
         self._reloaded = reloaded
         self._runs = 0  # since the program was loaded
         if hasattr(inner, "profile"):  # profiling is optional: see hil.agent.runtimes.Program
@@ -221,10 +233,36 @@ class SimProgram:
 
     def run(self) -> None:
         """Run the real program, and trigger the faults of the run."""
-        self._runtime.trigger_at("run")
+        self.trigger()
+        with self._slowed():
+            self._inner.run()
+
+    def stepped(self, plan: StepsPlan) -> SimSteps:
+        """Return the stepped form, with the faults of steps. Raises UsageError if a fault can never affect it."""
+        return SimSteps(self, plan, self._faults)
+
+    def trigger(self, positions: range | None = None) -> None:
+        """Trigger the faults of a run, or of a decoder's call for these positions."""
+        self._runtime.trigger_at("run", positions)
         self._runs += 1
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Call the real program once, after :meth:`trigger`. The ``corrupt`` fault returns arrays."""
+        with self._slowed():
+            values = as_step_program(self._inner).step(inputs)
+        if not any(fault.name == "corrupt" for fault in self._faults):
+            return values
+        return self._corrupted([self.to_array(place, value) for place, value in enumerate(values)], profiled=False)
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Return a value of a step as an array. A fault may have converted it."""
+        return value if isinstance(value, np.ndarray) else as_step_program(self._inner).to_array(place, value)
+
+    @contextlib.contextmanager
+    def _slowed(self) -> Iterator[None]:
+        """Extend a run by the ``slowdown`` and ``pace`` faults."""
         start = time.perf_counter_ns()
-        self._inner.run()
+        yield
         if self._runtime.slowdown > 1:
             end = start + (time.perf_counter_ns() - start) * self._runtime.slowdown
             while time.perf_counter_ns() < end:

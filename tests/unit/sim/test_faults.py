@@ -8,7 +8,7 @@ from hil.sim.faults import Charges, parse
 
 
 def test_parse_fault_fills_in_defaults():
-    assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "times": 0}
+    assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "position": -1, "times": 0}
 
 
 def test_parse_fault_converts_values_to_default_types():
@@ -36,6 +36,15 @@ def test_fault_text_round_trips():
         "slowdown:factor=1.5",
         "pace:seconds=0.25",
         "wedge:after=3,how=hang,reset=/tmp/reset",
+        "crash:position=12",
+        "kv_slot:position=3",
+        "mask:how=show-next",
+        "rope",
+        "stale_cache",
+        "overflow:position=4,layer=1",
+        "wrong_layer",
+        "argmax:position=0",
+        "slow_token:seconds=2",
     ):
         assert parse(str(parse(text))) == parse(text)
 
@@ -69,6 +78,12 @@ def test_fault_text_round_trips():
         "wedge:after=-1",
         "wedge:how=truncate",
         "wedge:reset=relative",
+        "crash:position=-2",
+        "rope:position=-1",
+        "mask:how=hide-all",
+        "overflow:layer=-1",
+        "slow_token:seconds=0",
+        "stale_cache:position=1",
     ],
 )
 def test_parse_fault_rejects_invalid_text(text):

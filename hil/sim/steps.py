@@ -1,0 +1,266 @@
+"""Faults of a simulated board that runs a decoder step by step.
+
+The program is opaque, so the faults change the inputs and the outputs of its calls. The slot of a cache entry is its
+index on the cache's axis of the positions.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hil.core.steps import Rule, SteppedProgram, StepsPlan
+from hil.core.tensors import Array
+from hil.errors import UsageError
+from hil.sim.faults import Fault
+
+# The ``wrong_layer`` fault negates every fourth channel of a cache entry, and every eighth logit.
+_CHANNELS = 4
+_LOGITS = 8
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Call of the program: position and slot of its first token, and number of tokens."""
+
+    position: int
+    slot: int
+    count: int
+
+
+class SimSteps(SteppedProgram):
+    """Stepped program with faults.
+
+    Args:
+        program: a :class:`hil.sim.runtime.SimProgram`.
+        faults: faults of the board. Faults that do not concern steps are ignored.
+
+    Raises:
+        UsageError: a fault can never affect this program.
+    """
+
+    def __init__(self, program: Any, plan: StepsPlan, faults: Sequence[Fault]) -> None:
+        keys = {fault.name: fault.keys for fault in faults}
+        super().__init__(program, plan)
+        self._faults = [kind(program, plan, keys[name]) for name, kind in _KINDS.items() if name in keys]
+        if any(fault.needs_single_tokens for fault in self._faults):
+            self._plan = replace(plan, chunk=1)
+        self._trigger = program.trigger
+        self._argmax, self._slow, self._is_stale = keys.get("argmax"), keys.get("slow_token"), "stale_cache" in keys
+        if self._is_stale:
+            _check_cache(plan, "stale_cache")
+        # Number of cache entries of another prompt before those of the current one.
+        self._kept = 0
+
+    def bind(self, inputs: Sequence[Array]) -> None:
+        """Set the prompts and the constant inputs. Raises UsageError if the cache is too small for two prompts."""
+        super().bind(inputs)
+        self._kept = 0
+        steps = self._plan.steps if self._forced is None else len(self._forced)
+        total = len(self._other) + len(self._prompt) + steps
+        if self._is_stale and 0 < self._plan.bound < total:
+            raise UsageError(f"fault stale_cache: {total} tokens exceed the cache of {self._plan.bound} tokens")
+
+    def renew(self) -> None:
+        """Prepare a run. With the ``stale_cache`` fault, the run continues in the cache of the other prompt."""
+        follows, self._kept = self._has_run and self._is_stale, 0
+        super().renew()
+        if follows:
+            self._kept = len(self._other)
+
+    def _start_cache(self) -> dict[int, Any]:
+        return self._cache if self._kept else super()._start_cache()
+
+    def _make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+        feeds = super()._make_feeds(tokens, position + self._kept)
+        for fault in self._faults:
+            fault.change_feeds(feeds, _Call(position, position + self._kept, len(tokens)))
+        return feeds
+
+    def _step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+        positions = range(position, position + count)
+        self._trigger(positions)
+        if self._slow and self._slow["position"] in positions:
+            time.sleep(self._slow["seconds"])
+        values = list(super()._step(feeds, count, position))
+        for fault in self._faults:
+            fault.change_values(values, _Call(position, position + self._kept, count))
+        return values
+
+    def _pick(self, row: Array, position: int) -> int:
+        # The position is that of the token, which follows that of the logits.
+        if self._argmax and position > self._argmax["position"]:
+            return int(np.argsort(-row, kind="stable")[1])
+        return super()._pick(row, position)
+
+
+class _StepFault:
+    """Fault of the inputs and outputs of calls. Raises UsageError if it can never affect the program."""
+
+    needs_single_tokens = False
+
+    def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
+        self._program = program
+        self._plan = plan
+        self._keys = keys
+        # Cache output -> axis of the slots.
+        self._axes = {
+            output: _slot_axis(shape, plan.bound) for (_, output), shape in zip(plan.feedback, plan.shapes, strict=True)
+        }
+
+    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+        """Change the inputs of a call."""
+
+    def change_values(self, values: list[Any], call: _Call) -> None:
+        """Change the outputs of a call."""
+
+    def _find_input(self, rule: Rule, name: str) -> int:
+        found = next((place for place, own in self._plan.rules if own is rule), None)
+        if found is None:
+            raise UsageError(f"fault {name}: the program has no input for the {rule}")
+        return found
+
+    def _copy_array(self, values: list[Any], place: int, output: int) -> Array:
+        """Replace the value ``place``, of an output, by a copy as an array. Return the array."""
+        copy = np.array(self._program.to_array(output, values[place]), order="C")
+        values[place] = copy
+        return copy
+
+    def _copy_entries(self, values: list[Any], place: int, output: int) -> Array:
+        """Replace the value ``place`` by a copy. Return a view of its cache entries [slots, ...]."""
+        copy = self._copy_array(values, place, output)
+        return np.moveaxis(copy, self._axes[output], 0)
+
+
+class _LostSlot(_StepFault):
+    """Steps write their cache entry one slot early. The entry before is lost, and the own slot stays zero.
+
+    Attention does not depend on the order of entries. The program therefore sees the lost entry as zero, and the last
+    two entries change places after the call.
+    """
+
+    def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
+        super().__init__(program, plan, keys)
+        _check_cache(plan, "kv_slot")
+
+    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+        for place, output in self._plan.feedback if self._is_hit(call) else ():
+            self._copy_entries(feeds, place, output)[call.slot - 1] = 0
+
+    def change_values(self, values: list[Any], call: _Call) -> None:
+        for _, output in self._plan.feedback if self._is_hit(call) else ():
+            entries = self._copy_entries(values, output, output)
+            entries[[call.slot - 1, call.slot]] = entries[[call.slot, call.slot - 1]]
+
+    def _is_hit(self, call: _Call) -> bool:
+        return call.count == 1 and call.position >= max(self._keys["position"], 1)
+
+
+class _WrongMask(_StepFault):
+    """The mask hides each token from itself, or shows each token the next one of its call."""
+
+    def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
+        super().__init__(program, plan, keys)
+        self._place = self._find_input(Rule.MASK, "mask")
+        # A mask without a row per token can only hide a token from itself if the call has no other.
+        self.needs_single_tokens = len(program.inputs[self._place].shape) < 3
+        if self.needs_single_tokens and keys["how"] == "show-next":
+            raise UsageError("fault mask: the program's mask has no row per token, which show-next needs")
+
+    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+        feeds[self._place] = mask = np.array(feeds[self._place])
+        rows = mask.reshape(-1, mask.shape[-1])[-call.count :]
+        for slot, row in enumerate(rows, call.slot):
+            if self._keys["how"] == "show-next" and slot + 1 < call.slot + call.count:
+                row[slot + 1] = row[slot]
+            elif self._keys["how"] == "hide-newest" and slot:
+                row[slot] = row.dtype.type(0) if row.dtype.kind in "biu" else -np.inf
+
+
+class _ShiftedPosition(_StepFault):
+    """The positions are one too small."""
+
+    def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
+        super().__init__(program, plan, keys)
+        self._place = self._find_input(Rule.POSITIONS, "rope")
+
+    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+        first = self._keys["position"] + call.slot - call.position
+        feeds[self._place] = feeds[self._place] - (feeds[self._place] >= first)
+
+
+class _WrongLayer(_StepFault):
+    """Steps return wrong cache entries in the layers above a layer, and wrong logits."""
+
+    name = "wrong_layer"
+    is_decode_only = True
+
+    def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
+        super().__init__(program, plan, keys)
+        _check_cache(plan, self.name)
+        layers = _number_layers([program.inputs[place].name for place, _ in plan.feedback])
+        self._above = [
+            output for (_, output), layer in zip(plan.feedback, layers, strict=True) if layer > keys["layer"]
+        ]
+        if not self._above:
+            raise UsageError(
+                f"fault {self.name}: no layer above {keys['layer']}; the program has {max(layers) + 1} layers"
+            )
+
+    def change_values(self, values: list[Any], call: _Call) -> None:
+        """Change the cache entries and the logits from the fault's position on."""
+        count = call.position + call.count - max(self._keys["position"], call.position)
+        if count <= 0 or (self.is_decode_only and call.count > 1):
+            return
+        end = call.slot + call.count
+        for output in self._above:
+            self._damage(self._copy_entries(values, output, output)[end - count : end], _CHANNELS)
+        logits = self._copy_array(values, self._plan.logits, self._plan.logits)
+        self._damage(logits.reshape(-1, logits.shape[-1])[-count:], _LOGITS)
+
+    def _damage(self, rows: Array, stride: int) -> None:
+        rows[..., ::stride] *= -1
+
+
+class _Overflow(_WrongLayer):
+    """The cache entries of the layers above a layer, and the logits, are not a number."""
+
+    name = "overflow"
+    is_decode_only = False
+
+    def _damage(self, rows: Array, stride: int) -> None:
+        rows[...] = np.nan
+
+
+_KINDS: Mapping[str, type[_StepFault]] = {
+    "kv_slot": _LostSlot,
+    "mask": _WrongMask,
+    "rope": _ShiftedPosition,
+    "overflow": _Overflow,
+    "wrong_layer": _WrongLayer,
+}
+
+
+def _check_cache(plan: StepsPlan, name: str) -> None:
+    if not plan.feedback:
+        raise UsageError(f"fault {name}: the program has no cache inputs")
+
+
+def _slot_axis(shape: tuple[int, ...], bound: int) -> int:
+    """Return the axis of the slots in an empty cache: the empty one, the one of a cache's maximum, or the usual one."""
+    size = 0 if 0 in shape else bound
+    return shape.index(size, 1) if size in shape[1:] else len(shape) - 2
+
+
+def _number_layers(names: Sequence[str]) -> list[int]:
+    """Return the layer of each cache tensor, from 0: by the last number in the names, or else two tensors per layer."""
+    numbers = [int(found[-1]) if (found := re.findall(r"\d+", name)) else -1 for name in names]
+    layers = sorted(set(numbers))
+    if -1 in layers or len(layers) == len(names):
+        return [place // 2 for place in range(len(names))]
+    return [layers.index(number) for number in numbers]
