@@ -30,11 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent import ipc
+from hil.agent import ipc, progress
 from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
 from hil.agent.fresh_inputs import FreshInputs
 from hil.agent.ipc import Arena, lay_out
 from hil.agent.iterations import AnswerLog
+from hil.agent.progress import ProgressLog
 from hil.core import tensors
 from hil.core.clock import now_ns
 from hil.core.files import map_file
@@ -138,22 +139,28 @@ class _ForkedWorker:
         plan = StepsPlan.of_json(order["steps"])
         make = getattr(self.program, "stepped", None)  # simulated programs
         stepped = make(plan) if make else SteppedProgram(self.program, plan)
+        stepped.note_call = ProgressLog(self._out).note
         calls: list[StepCall] = []
-        reply = self._run_repeatedly(stepped, order, lambda: calls.extend(stepped.calls))
+        reply = self._run_repeatedly(stepped, order, lambda: calls.extend(stepped.calls), reserved=progress.SIZE)
         for call in calls[:MAX_CALLS]:
             self.numbers += [call.tokens, call.start_ns, call.end_ns]
         return reply
 
     def _run_repeatedly(
-        self, program: Any, order: dict[str, Any], note: Callable[[], None] = lambda: None
+        self, program: Any, order: dict[str, Any], note: Callable[[], None] = lambda: None, reserved: int = 0
     ) -> dict[str, Any]:
-        """Run a program and compare the outputs of all runs. Call ``note`` after each timed run."""
+        """Run a program and compare the outputs of all runs.
+
+        Args:
+            note: called after each timed run.
+            reserved: bytes of the output arena before the outputs.
+        """
         warmup = order["warmup"]
         runs = warmup + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"]) if runs > 1 else None
         program.bind(self._given(order["inputs"], order["bytes"], program.inputs, fresh))
         renew = getattr(program, "renew", _nothing)
-        answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs)
+        answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs, reserved)
         starts: list[int] = []
         ends: list[int] = []
         cpu_ns = 0

@@ -48,9 +48,10 @@ class AnswerLog:
         arena: output arena.
         names: output names.
         runs: expected number of runs.
+        reserved: bytes at the start of the arena to leave unchanged.
     """
 
-    def __init__(self, arena: Arena, names: Sequence[str], runs: int) -> None:
+    def __init__(self, arena: Arena, names: Sequence[str], runs: int, reserved: int = 0) -> None:
         self._arena = arena
         self._names = names
         self._runs = runs
@@ -59,7 +60,7 @@ class AnswerLog:
         self._answers: list[_Answer] = []
         self._by_digest: dict[str, _Answer] = {}
         self._differing: set[int] = set()
-        self.size = 0  # arena bytes in use
+        self.size = reserved  # arena bytes in use
         self.is_sampled = False
         self.others = 0  # runs with further results that were only counted
 

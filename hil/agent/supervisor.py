@@ -16,13 +16,14 @@ from typing import Any
 from hil.agent import answers, ipc, machine
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
+from hil.agent.progress import describe_progress
 from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
 from hil.core import clock
 from hil.core.guarded import called, name_package, package_of
 from hil.core.memory_faults import out_of_memory
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
-from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, StageTimeout
+from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
 
 _KEPT_LINES = 2000
 _KEPT_CHARACTERS = 4 << 20
@@ -257,7 +258,12 @@ class WorkerProcess:
             self.order(order, timeout)
         finally:
             meanwhile()
-        found = self.answer(order["op"], timeout, begun, order["iterations"])
+        try:
+            found = self.answer(order["op"], timeout, begun, order["iterations"])
+        except (RunCrashed, RunFailed, StageTimeout) as error:
+            if order["op"] == "generate" and (where := describe_progress(self._outputs)):
+                error.add(where)
+            raise
         assert isinstance(found, answers.Ran)
         return found
 
