@@ -187,13 +187,12 @@ def judge_generation(
     divergent = next(
         (row.position for row in rows if row.position >= board.prompt - 1 and row.actual != row.expected), None
     )
-    worst = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
     if fault is None and calls is not None:
         fault = _find_inconsistency(board, reference, calls)
     if fault is not None and fault.kind is FaultKind.MODEL:
         reason = f"the model's steps differ from the same tokens as a prompt, also in the reference: {fault}"
     else:
-        reason = "" if fault is None else f"{fault}: {_describe_row(_row_at(rows, fault.position) or worst, bound)}"
+        reason = "" if fault is None else f"{fault}: {_describe_fault(fault, board, rows, bound)}"
     return GenerationVerdict(
         outcome=Outcome.PASS if fault is None else Outcome.FAIL,
         reason=reason,
@@ -205,6 +204,20 @@ def judge_generation(
         top={k: share for k in (1, *_TOP) if (share := _top_share(actual, expected, k)) is not None},
         first_divergent=None if divergent is None else divergent - board.prompt + 1,
     )
+
+
+def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
+    """Find the first position whose logits, or else cache entries, differ between two runs of the same prompt."""
+    rows = {int(position): row for position, row in zip(again.positions, again.logits, strict=True)}
+    for position, row in zip(first.positions, first.logits, strict=True):
+        other = rows.get(int(position))
+        if other is not None and row.tobytes() != other.tobytes():
+            return _fault(first, FaultKind.STALE, int(position), tensor="logits")
+    for own, others in zip(first.cache, again.cache, strict=True):
+        for position, (entry, other) in enumerate(zip(own.rows, others.rows, strict=False)):
+            if entry.tobytes() != other.tobytes():
+                return _fault(first, FaultKind.STALE, position, tensor=own.name)
+    return None
 
 
 @dataclass(frozen=True)
@@ -439,8 +452,16 @@ def _is_near_tie(row: RowResult, expected: Array, board: Generated, bound: _Boun
     return bool(expected[at][row.expected] - expected[at][row.actual] <= NEAR_TIE * bound.control_error)
 
 
-def _row_at(rows: Sequence[RowResult], position: int) -> RowResult | None:
-    return next((row for row in rows if row.position == position and not row.passed), None)
+def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[RowResult], bound: _Bounds) -> str:
+    """Describe the logits at the fault's position, or the worst ones if these are right."""
+    at = next((row for row in rows if row.position == fault.position), None)
+    if at is not None and fault.kind is FaultKind.SAMPLER:
+        return f"token {board.tokens[fault.step]} was chosen, the largest logit is that of token {at.actual}"
+    if at is not None and fault.kind is FaultKind.FLIP:
+        return f"the largest logit is that of token {at.actual}, not {at.expected}, with a margin of {at.margin:.3g}"
+    if at is None or at.passed:
+        at = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
+    return _describe_row(at, bound)
 
 
 def _describe_row(row: RowResult, bound: _Bounds) -> str:

@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 
 from hil import errors
-from hil.compare.generation import CacheRows, Generated, GenerationVerdict, judge_generation
+from hil.compare.generation import (
+    CacheRows,
+    FaultKind,
+    Generated,
+    GenerationVerdict,
+    find_stale,
+    judge_generation,
+)
 from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
@@ -26,12 +33,15 @@ from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
 from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
+from hil.core.repetition import Repetition
 from hil.core.results import Model, Outcome, RunResult, Stage
 from hil.core.steps import FORCED, LOGITS, OTHER_PROMPT, OUTPUTS, POSITIONS, PROMPT, TOKENS, Rule
 from hil.core.tensors import Array
 
 # The run before the timed one. Another prompt runs between them.
 _LEAST_WARMUP = 1
+# Maximum number of outputs that a message names.
+_SHOWN = 2
 
 
 def begin_generation(case: Case, context: RunContext) -> Case:
@@ -188,28 +198,44 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
     if prefill is not None and len(prefill) != len(inputs[PROMPT]) + len(inputs[FORCED]):
         prefill = None  # the program returns only the last row
-    board = _generated(decoder, inputs, result, prefill)
+    board = _generated(decoder, inputs, result.outputs, prefill)
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=())  # the models store the cache in different forms
-    exact, rounded = (_generated(host.decoder, inputs, one) for one in (reference, control))
-    calls = None if baseline is None else _generated(host.decoder, inputs, baseline)
+    exact, rounded = (_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
+    calls = None if baseline is None else _generated(host.decoder, inputs, baseline.outputs)
     judged = judge_generation(board, exact, rounded, calls)
     verdict = _make_verdict(case, result, reference, judged)
     judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
-    repetition = result.repetition
-    if repetition is not None and not repetition.is_stable:
-        what = ", ".join(repetition.differing) or "outputs"
-        reason = f"stale cache or unstable: the same prompt after another prompt returned other {what}"
-        reason = "; ".join(filter(None, (reason, judged.reason)))
-        case = replace(case, outcome=Outcome.UNSTABLE, reason=reason)
+    if result.repetition is not None and not result.repetition.is_stable:
+        judged = _mark_unstable(judged, decoder, inputs, result, result.repetition)
+        case = replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
     yield case.timed(compare_s=time.monotonic() - start)
 
 
+def _mark_unstable(
+    judged: GenerationVerdict,
+    decoder: Decoder,
+    inputs: Mapping[str, Array],
+    result: RunResult,
+    repetition: Repetition,
+) -> GenerationVerdict:
+    """Return a verdict on a board whose runs of the same prompt differ."""
+    fault, first = judged.fault, _generated(decoder, inputs, result.outputs)
+    again = next((one.outputs for one in repetition.answers[1:] if one.outputs is not None), None)
+    if again is not None and (fault is None or fault.kind is not FaultKind.NONFINITE):
+        fault = find_stale(first, _generated(decoder, inputs, again)) or fault
+    where = f"{fault}" if fault is not None and fault.kind is FaultKind.STALE else "stale cache"
+    what = ", ".join(repetition.differing[:_SHOWN]) + (", ..." if len(repetition.differing) > _SHOWN else "")
+    reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
+    reason = "; ".join(filter(None, (reason, judged.reason)))
+    return replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
+
+
 def _generated(
-    decoder: Decoder, inputs: Mapping[str, Array], result: RunResult, prefill: Array | None = None
+    decoder: Decoder, inputs: Mapping[str, Array], outputs: Mapping[str, Array], prefill: Array | None = None
 ) -> Generated:
-    outputs, prompt = result.outputs, len(inputs[PROMPT])
+    prompt = len(inputs[PROMPT])
     count = prompt + len(inputs[FORCED])
     cache = tuple(
         CacheRows(one.output, one.layer, one.is_key, _rows(outputs[one.output], one.axis)[:count])
