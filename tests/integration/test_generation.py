@@ -1,0 +1,156 @@
+"""`hil run --generate` on simulated boards: right decoders pass, and each planted fault has its cause and place."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from support.commands import Ended
+from support.waiting import eventually
+
+DECODER = Path(__file__).parents[2] / "examples" / "decoder"
+MODEL = DECODER / "decoder.onnx"
+PROMPT = list(b"The board needs ")
+FORCED = list(b"SSH, a POSIX shell (busy")  # positions 16 to 39
+ORT, IREE = ("--runtime", "onnxruntime"), ("--runtime", "iree")
+
+
+def write_spec(folder: Path, **prompts: tuple[list[int], list[int]]) -> Path:
+    """Write a specification with prompts: name -> tokens, forced tokens."""
+    rows = [
+        f'[[prompt]]\nname = "{name}"\ntokens = {tokens}\nforced = {forced}'
+        for name, (tokens, forced) in prompts.items()
+    ]
+    path = folder / "generate.toml"
+    path.write_text("\n".join(["steps = 24", *rows]))
+    return path
+
+
+@pytest.fixture
+def generate(hil: Callable[..., Ended], tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Run the decoder with one prompt, and return the exit code and the case."""
+
+    def call(*options: str, model: Path = MODEL, forced: list[int] = FORCED) -> tuple[int, dict[str, Any]]:
+        spec = write_spec(tmp_path, one=(PROMPT, forced))
+        where = () if "--runtime-hw-type" in options else ("--runtime-hw-type", "sim")
+        ended = hil("run", model, "--generate", spec, *where, *options, "--json")
+        return ended.code, ended.case
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def static_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decoder with a static cache and a mask with a row per token."""
+    found = importlib.util.spec_from_file_location("decoder_make", DECODER / "make.py")
+    assert found is not None and found.loader is not None
+    make = importlib.util.module_from_spec(found)
+    found.loader.exec_module(make)
+    path = tmp_path_factory.mktemp("static") / "decoder_static.onnx"
+    onnx.save(make.Decoder(make.load_weights(), is_static=True).build(), path)
+    return path
+
+
+FAULTS = {
+    "kv_slot:position=24": ("FAIL", "slot, step 9, position 24, present.0.value, decode only: at position 24 KL"),
+    "mask": ("FAIL", "mask, in the prompt, position 1, present.1.value: at position 1 KL"),
+    "rope:position=28": ("FAIL", "position, step 13, position 28, present.0.key: at position 28 KL"),
+    "stale_cache": ("UNSTABLE", "stale cache, in the prompt, position 0, logits: the same prompt after another"),
+    "overflow:position=30,layer=1": ("FAIL", "overflow, layer 1, step 15, position 30, present.2.key: at position 30"),
+    "wrong_layer:position=27": ("FAIL", "layer 2, step 12, position 27, present.3.value, decode only: at position 27"),
+    "argmax:position=20": ("FAIL", "sampler, step 5, position 20: token "),
+}
+
+
+@pytest.mark.parametrize(("fault", "expected"), FAULTS.items(), ids=FAULTS)
+def test_generation_names_fault_on_onnxruntime(generate, fault, expected):
+    code, case = generate(*ORT, "--fault", fault)
+    assert (code, case["outcome"]) == (1, expected[0])
+    assert case["reason"].startswith(expected[1])
+
+
+@pytest.mark.parametrize("fault", ["kv_slot:position=24", "wrong_layer:position=27"])
+def test_generation_names_fault_on_iree(generate, fault):
+    code, case = generate(*IREE, "--fault", fault)
+    assert (code, case["outcome"]) == (1, FAULTS[fault][0])
+    assert case["reason"].startswith(FAULTS[fault][1])
+
+
+@pytest.mark.parametrize("runtime", [ORT, IREE], ids=["onnxruntime", "iree"])
+def test_generation_passes_with_free_tokens(generate, runtime):
+    code, case = generate(*runtime, forced=[])
+    assert (code, case["outcome"]) == (0, "PASS"), case["reason"]
+
+
+# The host computes the model node by node, which takes long on a busy machine.
+IN_ARITHMETIC = (*ORT, "--timeout", "300", "--runtime-hw-type")
+
+
+@pytest.mark.parametrize("board", ["sim-f16", "sim-bf16"])
+def test_generation_passes_in_arithmetic_of_board(generate, board):
+    code, case = generate(*IN_ARITHMETIC, board)
+    assert (code, case["outcome"]) == (0, "PASS"), case["reason"]
+
+
+def test_generation_names_fault_in_arithmetic_of_board(generate):
+    _, case = generate(*IN_ARITHMETIC, "sim-f16", "--fault", "kv_slot:position=24")
+    assert case["reason"].startswith(FAULTS["kv_slot:position=24"][1])
+
+
+def test_generation_names_mask_that_shows_next_token(generate, static_decoder):
+    code, case = generate(*ORT, "--fault", "mask:how=show-next", model=static_decoder)
+    assert (code, case["outcome"]) == (1, "FAIL")
+    assert case["reason"].startswith("mask, in the prompt, position 0, present.1.value, prefill only: at position 0")
+
+
+def test_generation_rejects_fault_without_effect(hil, tmp_path):
+    spec = write_spec(tmp_path, one=(PROMPT, []))
+    ended = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--fault", "mask:how=show-next")
+    assert ended.code == 2 and "fault mask: the program's mask has no row per token" in ended.err
+
+
+def test_generation_names_step_of_crash(generate):
+    code, case = generate(*ORT, "--fault", "crash:position=20")
+    assert (code, case["outcome"]) == (3, "RUN_CRASH")
+    assert case["reason"] == "the worker was killed by SIGSEGV during run; the generation was at step 5, position 20"
+
+
+def test_generation_names_step_of_hang(generate):
+    code, case = generate(*ORT, "--fault", "hang:position=3", "--timeout", "3")
+    assert (code, case["outcome"]) == (3, "TIMEOUT")
+    assert case["reason"].endswith("was stopped; the generation was in the prompt, position 0")
+
+
+def test_interrupted_generation_resumes(hil, environment, tmp_path):
+    spec = write_spec(tmp_path, short=(PROMPT, FORCED[:4]), long=(PROMPT, FORCED))
+    slow = ("--fault", "slow_token:position=30,seconds=1")
+    command = ["run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, *slow]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hil.controller.cli.main", *map(str, command)],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+    )
+
+    def stored() -> dict[str, Any]:
+        found = list((tmp_path / "hil-runs").glob("*/run.json"))
+        return json.loads(found[0].read_text()) if found else {"cases": []}
+
+    eventually(lambda: any(case["stage"] == "run" for case in stored()["cases"][1:]), process=process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"--resume" in said and b"Traceback" not in said
+    before = stored()
+    assert [case["outcome"] for case in before["cases"]] == ["PASS", None]
+    resumed = hil("run", "--resume", before["id"], "--json")
+    assert [case["outcome"] for case in resumed.document["cases"]] == ["PASS", "PASS"]
+    finished = [document["cases"][0]["provenance"]["finished_at"] for document in (before, resumed.document)]
+    assert finished[0] == finished[1]
