@@ -65,7 +65,7 @@ def _merge_run(
     times = (*result.iterations_ns, *again.iterations_ns)
     result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
-    return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s)
+    return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s, calls=(*call.calls, *later.calls))
 
 
 def _get_repetition(result: RunResult) -> Repetition:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, make_record, note
+from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import (
     DType,
     FailedReference,
@@ -196,6 +197,7 @@ class RunCase(Record, kw_only=True):
     cached: Annotated[list[CachedStage], note("stages whose result was cached")] = []
     pushed_bytes: Count = 0
     device: DeviceStatistics | None
+    generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     compilations: StoredCompilations | None = None
     peak_memory_bytes: Count | None = None

@@ -1,0 +1,143 @@
+"""Build the record of a generation from a case, with times from the board's clock."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hil.compare.generation import GenerationFault, RowResult
+from hil.controller.pipeline.case import Case
+from hil.controller.records.generation import (
+    MAX_ROWS,
+    MAX_TIMES,
+    GenerationTimes,
+    StoredFault,
+    StoredGeneration,
+    StoredPosition,
+)
+from hil.core.results import RunResult
+from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall
+
+
+def record_generation(case: Case) -> StoredGeneration | None:
+    """Return the record of a case with --generate that ran; None for other cases."""
+    decoder, inputs, result, judged = case.decoder, case.inputs, case.result, case.generation
+    if decoder is None or inputs is None or result is None:
+        return None
+    prompt, tokens = inputs[PROMPT].tolist(), result.outputs[TOKENS].tolist()
+    judgement: dict[str, Any] = {}
+    if judged is not None:
+        judgement = {
+            "fault": judged.fault and _record_fault(judged.fault),
+            "kl_bound": judged.kl_bound,
+            "error_bound": judged.error_bound,
+            "positions": [StoredPosition(**vars(row)) for row in _select_rows(judged.rows)],
+            **{f"top{k}": share for k, share in judged.top.items()},
+            "first_divergent": judged.first_divergent,
+            "notes": list(judged.notes),
+        }
+    return StoredGeneration(
+        prompt=case.options.prompt,
+        prompt_tokens=prompt,
+        forced=inputs[FORCED].tolist(),
+        tokens=tokens,
+        steps=max(len(tokens) - 1, 0),
+        chunk=decoder.plan.chunk,
+        bound=decoder.plan.bound or None,
+        times=measure_generation(result, case.calls, len(prompt)),
+        **judgement,
+    )
+
+
+def _record_fault(fault: GenerationFault) -> StoredFault:
+    layer = fault.layer if fault.layer >= 0 else None
+    return StoredFault(**{**vars(fault), "kind": fault.kind.value, "layer": layer})
+
+
+def _select_rows(rows: Sequence[RowResult]) -> list[RowResult]:
+    """Return at most MAX_ROWS rows in order of positions. Prefer wrong rows, then those with a large divergence."""
+    worst = sorted(rows, key=lambda row: (row.passed, -math.inf if math.isnan(row.kl) else -row.kl))[:MAX_ROWS]
+    return sorted(worst, key=lambda row: row.position)
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """Calls of an iteration: those of the prompt, and those of the steps."""
+
+    start_ns: int
+    prompt: Sequence[StepCall]
+    steps: Sequence[StepCall]
+
+    @property
+    def gaps_ns(self) -> list[int]:
+        """Times between the calls."""
+        calls = [*self.prompt, *self.steps]
+        return [after.start_ns - before.end_ns for before, after in itertools.pairwise(calls)]
+
+
+def measure_generation(result: RunResult, calls: Sequence[StepCall], prompt: int) -> GenerationTimes | None:
+    """Return the times of the timed iterations; None without calls.
+
+    Args:
+        calls: Calls of all iterations, in order. The agent may have dropped the last ones.
+        prompt: Number of tokens of the prompt.
+    """
+    iterations = _split_calls(result, calls, prompt)
+    if not iterations:
+        return None
+    most = max(len(one.steps) for one in iterations)
+    complete = [one for one in iterations if len(one.steps) == most]
+    steps = [_duration_of(call) for one in iterations for call in one.steps]
+    prefill = [sum(map(_duration_of, one.prompt)) for one in iterations]
+    decode = [sum(map(_duration_of, one.steps)) for one in complete]
+    gaps = [gap for one in iterations for gap in one.gaps_ns]
+    by_step = np.median([[_duration_of(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
+    return GenerationTimes(
+        iterations=len(iterations),
+        steps=len(steps),
+        ttft_ns=float(np.median([one.prompt[-1].end_ns - one.start_ns for one in iterations])),
+        tpot_p50_ns=_percentile(steps, 50),
+        tpot_p90_ns=_percentile(steps, 90),
+        tpot_max_ns=_percentile(steps, 100),
+        sampling_ns=_percentile(gaps, 50),
+        prefill_tokens_per_s=_compute_rate(prompt, prefill),
+        decode_tokens_per_s=_compute_rate(most, decode),
+        prefill_ns=prefill[:MAX_TIMES],
+        decode_ns=decode[:MAX_TIMES] if most else [],
+        step_ns=[round(value) for value in by_step.tolist()],
+    )
+
+
+def _split_calls(result: RunResult, calls: Sequence[StepCall], prompt: int) -> list[_Iteration]:
+    """Assign the calls to the iterations by their times. Iterations without all calls of the prompt are dropped."""
+    found = []
+    starts = [call.start_ns for call in calls]
+    for start, end in result.iterations_ns:
+        own = calls[bisect.bisect_left(starts, start) : bisect.bisect_right(starts, end)]
+        count = tokens = 0
+        while tokens < prompt and count < len(own):
+            tokens += own[count].tokens
+            count += 1
+        if count and tokens == prompt:
+            found.append(_Iteration(start, own[:count], own[count:]))
+    return found
+
+
+def _duration_of(call: StepCall) -> int:
+    return max(call.end_ns - call.start_ns, 0)
+
+
+def _percentile(values: Sequence[int], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _compute_rate(tokens: int, times_ns: Sequence[int]) -> float | None:
+    """Return tokens per second at the median time."""
+    spent = float(np.median(times_ns))
+    return tokens / spent * 1e9 if tokens and spent else None

@@ -1,0 +1,87 @@
+"""Record of a generation: tokens, comparison of each position with the reference, and times."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hil.controller.records.base import Count, Number, Record, note
+
+# Maximum numbers of stored values.
+MAX_ROWS, MAX_TIMES = 4096, 10_000
+Tokens = list[int]
+Share = Annotated[float, Meta(ge=0, le=1)] | None
+_Times = Annotated[list[Count], Meta(max_length=MAX_TIMES)]
+
+
+class StoredFault(Record, kw_only=True):
+    """First fault of a generation."""
+
+    kind: Annotated[str, note("cause: overflow, sampler, slot, position, mask, layer, head, flip, logits")]
+    position: Count
+    step: Annotated[Count, note("number of the step, from 1; 0 is in the prompt")]
+    layer: Annotated[Count | None, note("layer, from 0; null if unknown or outside the layers")]
+    tensor: Annotated[str, note("first wrong output, or empty")]
+    phase: Annotated[Literal["prefill only", "decode only", ""], note("calls that are wrong, if only some are")]
+
+
+class StoredPosition(Record, kw_only=True):
+    """Logits at a position, compared with the reference's."""
+
+    position: Count
+    kl: Annotated[Number, note("divergence from the reference's distribution, in nats")]
+    max_abs: Annotated[Number, note("largest difference of a logit")]
+    margin: Annotated[Number, note("difference of the two largest logits of the reference")]
+    expected: Annotated[int, note("token with the reference's largest logit")]
+    actual: Annotated[int, note("token with the board's largest logit")]
+    passed: bool
+
+
+class GenerationTimes(Record, kw_only=True):
+    """Times of the timed iterations in nanoseconds, on the board's clock.
+
+    A call runs the program once and reads the logits. hil chooses the next token and makes the inputs between calls.
+    """
+
+    iterations: Annotated[Count, note("iterations with a complete prompt")]
+    steps: Annotated[Count, note("steps of all iterations")]
+    ttft_ns: Annotated[
+        float | None,
+        note("time to first token: median time from an iteration's start to the end of the prompt's calls"),
+    ]
+    tpot_p50_ns: Annotated[float | None, note("time per output token: duration of a step's call; null without steps")]
+    tpot_p90_ns: float | None
+    tpot_max_ns: float | None
+    sampling_ns: Annotated[float | None, note("median time between two calls; not part of TPOT and tokens/s")]
+    prefill_tokens_per_s: Annotated[float | None, note("prompt tokens / duration of the prompt's calls; median")]
+    decode_tokens_per_s: Annotated[float | None, note("steps / duration of their calls; median")]
+    prefill_ns: Annotated[_Times, note("duration of the prompt's calls, per iteration")] = []
+    decode_ns: Annotated[_Times, note("duration of the steps' calls, per iteration with all steps")] = []
+    step_ns: Annotated[_Times, note("median duration of each step's call over the iterations")] = []
+
+
+class StoredGeneration(Record, kw_only=True):
+    """Result of --generate for a prompt."""
+
+    prompt: Annotated[str, note("name of the prompt")]
+    prompt_tokens: Tokens
+    forced: Annotated[Tokens, note("tokens that the steps ran; empty if the board chose them")]
+    tokens: Annotated[Tokens, note("tokens with the board's largest logit, after the prompt and after each step")]
+    steps: Annotated[Count, note("calls after the prompt")]
+    chunk: Annotated[Count, note("prompt tokens per call; 0 is all")]
+    bound: Annotated[Count | None, note("number of positions in the cache; null if unlimited")]
+    fault: StoredFault | None = None
+    kl_bound: Annotated[Number, note("permitted divergence of a position; null if not compared")] = None
+    error_bound: Annotated[Number, note("permitted difference of a logit; null if not compared")] = None
+    positions: Annotated[
+        list[StoredPosition], note("wrong positions first if there are more", max_length=MAX_ROWS)
+    ] = []
+    top1: Annotated[Share, note("share of positions whose largest logit is the reference's")] = None
+    top5: Annotated[Share, note("mean share of the reference's five largest logits among the board's")] = None
+    top100: Share = None
+    first_divergent: Annotated[
+        Count | None, note("first step whose token differs from the reference's, 0 is the prompt; null if none does")
+    ] = None
+    notes: list[str] = []
+    times: Annotated[GenerationTimes | None, note("null without timed calls")] = None
