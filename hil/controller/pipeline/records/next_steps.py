@@ -18,6 +18,8 @@ def hint_for_case(case: RunCase) -> str:
     outcome = case.outcome
     if case.error:
         return case.error.hint
+    if outcome is Outcome.UNSTABLE and case.generation:
+        return "check that each prompt starts with an empty cache, and that no state remains from the prompt before"
     if outcome is Outcome.UNSTABLE and case.repetition:
         return hint_for_unstable(case.repetition)
     decisive = [verdict for verdict in case.verdicts if verdict.outcome is outcome]

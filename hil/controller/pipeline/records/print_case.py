@@ -11,6 +11,7 @@ from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.records.evidence import criterion_text, format_number
 from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.print_generation import print_generation
 from hil.controller.records.outputs import StoredComparison, StoredControl, StoredVerdict, format_placement
 from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
 from hil.controller.storage.screen.texts import aligned, say, seconds, together
@@ -43,14 +44,23 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         _print_error(console, case.stage, case.error)
     for one in () if is_told else case.unanswered:
         say(console, "note", f"reference {one.reference} failed: {one.reason}")
-    for verdict in case.verdicts:
-        print_verdict(console, verdict)
+    if case.generation:
+        for verdict in case.verdicts:
+            say(console, "against", verdict.relation.named(verdict.against))
+            if verdict.outcome is Outcome.FAIL and not is_told:
+                say(console, "", verdict.reason, style="red")
+        print_generation(console, case.generation)
+        if case.peak_memory_bytes:
+            say(console, "memory", f"peak {case.peak_memory_bytes / 2**20:,.0f} MiB")
+    else:
+        for verdict in case.verdicts:
+            print_verdict(console, verdict)
     if case.random and outcome in (Outcome.FAIL, Outcome.BLIND):  # the reason of a pass includes it
         say(console, "note", random_text(case.random))
     _print_provenance(console, case)
     if case.repetition and case.repetition.iterations > 1:
         say(console, "answers", case.repetition.text)
-        if outcome is Outcome.UNSTABLE:
+        if outcome is Outcome.UNSTABLE and not case.generation:
             say(console, "note", "the tables show the first answer")
     if not case.error and (hint := hint_for_case(case)):
         say(console, "hint", hint)

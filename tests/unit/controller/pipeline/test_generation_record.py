@@ -1,0 +1,169 @@
+"""The record of a generation, its times, and its lines on the screen."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.run_records import run_case
+
+from hil.compare.generation import FaultKind, GenerationFault, GenerationVerdict, RowResult
+from hil.controller.models.generation.roles import Decoder
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.records.generation import measure_generation, record_generation
+from hil.controller.pipeline.records.print_case import print_case
+from hil.controller.pipeline.records.record import record_case
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.generation import MAX_ROWS
+from hil.controller.records.run import make_run_case
+from hil.core.repetition import Answer, Repetition
+from hil.core.results import Outcome, RunResult
+from hil.core.steps import FORCED, PROMPT, TOKENS, Rule, StepCall, StepsPlan
+
+UNSTABLE = Repetition((Answer(1, 0), Answer(1, 1)), differing=("logits",)).record()
+PLAN = StepsPlan(rules=((0, Rule.TOKENS),), feedback=((1, 1),), logits=0, steps=3, bound=64)
+
+
+def make_calls(start: int, *calls: tuple[int, int], gap: int = 10) -> list[StepCall]:
+    """Return calls of (tokens, duration), with gaps between them."""
+    found = []
+    for tokens, duration in calls:
+        found.append(StepCall(tokens, start, start + duration))
+        start += duration + gap
+    return found
+
+
+def make_result(iterations: Sequence[tuple[int, int]] = (), tokens: Sequence[int] = (7, 8, 9, 4)) -> RunResult:
+    return RunResult("sim", {TOKENS: np.array(tokens, np.int64)}, tuple(iterations))
+
+
+def make_row(position: int, kl: float = 1e-9, *, passed: bool = True) -> RowResult:
+    return RowResult(position, kl, 1e-5, 0.5, 7, 7, passed)
+
+
+def make_verdict(*rows: RowResult, **values: Any) -> GenerationVerdict:
+    return GenerationVerdict(
+        **{"outcome": Outcome.PASS, "reason": "", "rows": rows, "kl_bound": 1e-6, "error_bound": 1e-4, **values}
+    )
+
+
+def make_case(judged: GenerationVerdict | None = None) -> Case:
+    inputs = {PROMPT: np.array([1, 2], np.int64), FORCED: np.empty(0, np.int64)}
+    calls = make_calls(1000, (2, 200), (1, 50), (1, 60), (1, 70))
+    return Case(
+        "net-p",
+        Path("net.onnx"),
+        Options(prompt="p"),
+        Path(),
+        inputs=inputs,
+        result=make_result([(900, 1500)]),
+        decoder=Decoder(PLAN, (), ()),
+        calls=tuple(calls),
+        generation=judged,
+    )
+
+
+def show_case(judged: GenerationVerdict, **values: Any) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    print_case(console, run_case(generation=record_generation(make_case(judged)), verdicts=[], **values))
+    return console.file.getvalue()
+
+
+def test_times_separate_prompt_steps_and_sampling():
+    calls = make_calls(1000, (2, 200), (1, 50), (1, 60), (1, 70))
+    times = measure_generation(make_result([(900, 1500)]), calls, 2)
+    assert times is not None and (times.iterations, times.steps) == (1, 3)
+    assert (times.ttft_ns, times.prefill_ns, times.decode_ns) == (300, [200], [180])
+    assert (times.tpot_p50_ns, times.tpot_max_ns, times.sampling_ns) == (60, 70, 10)
+    assert times.prefill_tokens_per_s == pytest.approx(2 / 200e-9)
+    assert times.decode_tokens_per_s == pytest.approx(3 / 180e-9)
+
+
+def test_times_use_medians_of_iterations():
+    slow = make_calls(9000, (1, 100), (1, 500), (1, 90))
+    calls = [
+        *make_calls(0, (1, 100), (1, 100), (1, 50)),
+        *make_calls(5000, (1, 110), (1, 110), (1, 60)),
+        *slow,
+    ]
+    times = measure_generation(make_result([(0, 1000), (5000, 6000), (9000, 9990)]), calls, 2)
+    assert times is not None and times.prefill_ns == [200, 220, 600]
+    assert times.ttft_ns == 230  # the second iteration, with a gap
+    assert times.step_ns == [60] and times.decode_ns == [50, 60, 90]
+
+
+def test_times_drop_iteration_with_missing_calls():
+    calls = [*make_calls(0, (2, 100), (1, 50)), *make_calls(5000, (1, 100))]
+    times = measure_generation(make_result([(0, 1000), (5000, 6000)]), calls, 2)
+    assert times is not None and times.iterations == 1 and times.prefill_ns == [100]
+
+
+def test_times_without_steps_have_no_tpot():
+    times = measure_generation(make_result([(0, 1000)]), make_calls(0, (2, 100)), 2)
+    assert times is not None and times.ttft_ns == 100
+    assert times.tpot_p50_ns is times.decode_tokens_per_s is times.sampling_ns is None
+    assert times.decode_ns == times.step_ns == []
+
+
+@pytest.mark.parametrize("iterations", [[], [(10_000, 20_000)]])
+def test_times_are_unknown_without_calls_of_iteration(iterations: list[tuple[int, int]]):
+    assert measure_generation(make_result(iterations), make_calls(0, (2, 100)), 2) is None
+
+
+def test_record_has_tokens_positions_and_fault():
+    fault = GenerationFault(FaultKind.LAYER, 3, 2, "present.2.value", 1, "decode only")
+    rows = [make_row(1), make_row(2), make_row(3, float("nan"), passed=False)]
+    judged = make_verdict(*rows, outcome=Outcome.FAIL, fault=fault, top={1: 0.5, 5: 0.9}, first_divergent=2)
+    values = json.loads(json.dumps(record_case(make_case(judged), {}).to_json(), allow_nan=False))
+    found = make_run_case(values).generation
+    assert found is not None and found.fault is not None
+    assert (found.prompt, found.prompt_tokens, found.tokens, found.steps) == ("p", [1, 2], [7, 8, 9, 4], 3)
+    assert (found.fault.kind, found.fault.layer, found.fault.step) == ("layer", 1, 2)
+    assert (found.top1, found.top5, found.top100, found.first_divergent) == (0.5, 0.9, None, 2)
+    assert [(row.position, row.passed) for row in found.positions] == [(1, True), (2, True), (3, False)]
+    assert found.positions[2].kl == "nan" and found.bound == 64
+
+
+def test_record_keeps_times_without_verdict():
+    found = record_generation(make_case())
+    assert found is not None and found.times is not None and found.positions == [] and found.kl_bound is None
+
+
+def test_record_keeps_wrong_positions_of_long_generation():
+    wrong = make_row(MAX_ROWS + 50, 2.0, passed=False)
+    found = record_generation(make_case(make_verdict(*map(make_row, range(MAX_ROWS + 40)), wrong)))
+    assert found is not None and len(found.positions) == MAX_ROWS and found.positions[-1].position == wrong.position
+
+
+def test_case_without_decoder_has_no_generation():
+    assert record_generation(replace(make_case(), decoder=None)) is None
+
+
+def test_screen_shows_tokens_divergence_and_times():
+    text = show_case(make_verdict(make_row(1), make_row(2, 3e-7), top={1: 1.0}, notes=("one near-tie",)))
+    assert "prompt of 2, 3 steps (chosen by the board), same as the reference" in text
+    assert "worst KL 3e-07 at position 2, bound 1e-06" in text and "top-1 100 %" in text
+    assert "note         one near-tie" in text
+    assert "TTFT         300 ns" in text and "TPOT         p50 60 ns" in text and "at depth 2 to 4 of 64" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_screen_shows_nan_as_worst_divergence():
+    rows = [make_row(1, 5.0, passed=False), make_row(2, float("nan"), passed=False)]
+    text = show_case(make_verdict(*rows, outcome=Outcome.FAIL, first_divergent=0))
+    assert "worst KL nan at position 2" in text and "differs from the reference after the prompt" in text
+
+
+def test_unstable_case_hints_at_cache():
+    text = show_case(
+        make_verdict(make_row(1)), outcome="UNSTABLE", reason="stale cache or unstable", repetition=UNSTABLE
+    )
+    assert "each prompt starts with an empty cache" in text.replace("\n               ", " ")
+    assert "--allow-unstable" not in text and "tables" not in text
