@@ -67,6 +67,17 @@ GAPS = (
         ("suite run", PYTEST),
         "These options apply to one model. A suite reads files next to each model (docs/suites.md).",
     ),
+    Gap(
+        ("--generate",),
+        ("suite run", PYTEST),
+        "The cases of a suite are models and layers, without prompts. Use `hil run MODEL --generate SPEC`.",
+    ),
+    Gap(("--generate",), _STORED, "The file contains inputs for single calls, without prompts."),
+    Gap(
+        ("--generate",),
+        ("bench",),
+        "`hil run --generate SPEC --iterations N` measures times per token. `hil bench` measures single calls.",
+    ),
     Gap(("--flagfile",), ("suite run", PYTEST), "A flag file in the directory is a case."),
     Gap(("--flagfile",), _STORED, "The file is the input."),
     Gap(

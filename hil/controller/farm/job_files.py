@@ -6,6 +6,7 @@ The option ``needs`` of a spec names the runtime that the board's agent must hav
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.models.generation.spec import read_tokenizer_name
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -91,6 +93,16 @@ class JobFiles:
             raise UsageError(f"no such file: {body[starts[-1] :]}")
         return [text]
 
+    def add_generation(self, spec: Path, below: str) -> str:
+        """Add a specification of ``--generate`` with its tokenizer. Returns the path of the specification.
+
+        Raises:
+            UsageError: the specification is invalid, or the tokenizer is outside its directory.
+        """
+        if name := _check_tokenizer(spec):
+            self.add(spec.parent / name, f"{below}/{name}")
+        return self.add(spec, f"{below}/{spec.name}")
+
     def digests(self) -> dict[str, str]:
         """Return path below the job's directory -> digest. Raises UsageError if a file cannot be read."""
         try:
@@ -114,6 +126,7 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
         "models": [main],
         "inputs": [parcel.add_tensor(text, "inputs") for text in job.inputs],
         "expected": [parcel.add_tensor(text, "expected") for text in job.expected],
+        "generate": parcel.add_generation(job.generate, "generate") if job.generate else None,
     }
     digests = parcel.digests()
     return JobSpec(Kind.RUN, options, digests, affinity(model.digest, job.runtime, *job.compile_flags)), parcel
@@ -163,9 +176,30 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
             models=tuple(inside(folder, path) for path in options["models"]),
             inputs=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("inputs", ())),
             expected=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("expected", ())),
+            generate=_find_generation(options, folder),
         )
         check_fields(job)
         return job
+
+
+def _check_tokenizer(spec: Path) -> str:
+    """Return the path of a specification's tokenizer below its directory, or "". Raises UsageError for another path."""
+    name = PurePosixPath(os.path.normpath(read_tokenizer_name(spec)))
+    if name.is_absolute() or ".." in name.parts:
+        raise UsageError(
+            f"tokenizer {str(name)[:80]!r} is outside the directory of {spec.name}",
+            hint="copy the tokenizer next to the specification",
+        )
+    return str(name) if name.name else ""
+
+
+def _find_generation(options: Mapping[str, Any], folder: Path) -> Path | None:
+    """Return the specification of --generate, or None. Raises UsageError if it names a file outside the job."""
+    if not options.get("generate"):
+        return None
+    spec = inside(folder, str(options["generate"]))
+    _check_tokenizer(spec)
+    return spec
 
 
 def key_of(options: Mapping[str, Any], folder: Path) -> Path | None:

@@ -14,6 +14,7 @@ from hil.controller.cli.options import (
     FILE,
     arithmetic_option,
     flow_option,
+    generate_option,
     given_options,
     input_options,
     iteration_options,
@@ -78,7 +79,7 @@ _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "co
 _OF_BUNDLES = ("methods", "key")
 # Options of both models and suites, but not of bundles.
 _OF_MODELS = ("runtime", "compile_flags", "input_range", "dims", "seed", "recompute", "references")
-_OF_RUNS = ("function", "inputs", "expected", "flagfile", *_OF_MODELS)
+_OF_RUNS = ("function", "inputs", "expected", "flagfile", "generate", *_OF_MODELS)
 _OWN = {
     Kind.RUN: _OF_RUNS,
     Kind.BUNDLE: _OF_BUNDLES,
@@ -97,6 +98,7 @@ Examples:
 @click.option("--wait", is_flag=True, help="Show the jobs' output until they end, and exit with their exit code.")
 @target_program_options
 @input_options
+@generate_option
 @reference_options
 @tolerance_options
 @arithmetic_option

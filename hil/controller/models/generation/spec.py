@@ -78,14 +78,7 @@ def read_spec(path: Path) -> GenerateSpec:
     Raises:
         UsageError: The file is unreadable or invalid, or a text cannot be converted to tokens.
     """
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}", option="--generate") from error
-    try:
-        spec = msgspec.convert(parse_toml(text, path), GenerateSpec)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}", hint="see docs/generation.md", option="--generate") from error
+    spec = _parse_spec(path)
     tokenizer = _load_tokenizer(path.parent / spec.tokenizer) if spec.tokenizer else None
     for prompt in spec.prompt:
         for kind, given in (("tokens", prompt.text), ("forced", prompt.forced_text)):
@@ -106,6 +99,22 @@ def read_spec(path: Path) -> GenerateSpec:
     for prompt, name in zip(spec.prompt, names, strict=True):
         prompt.name = name
     return spec
+
+
+def read_tokenizer_name(path: Path) -> str:
+    """Return the path of the tokenizer in a specification, or "". Raises UsageError for an invalid specification."""
+    return _parse_spec(path).tokenizer
+
+
+def _parse_spec(path: Path) -> GenerateSpec:
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}", option="--generate") from error
+    try:
+        return msgspec.convert(parse_toml(text, path), GenerateSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {error}", hint="see docs/generation.md", option="--generate") from error
 
 
 def _cut_lengths(lengths: list[int], most: int, path: Path) -> list[int]:

@@ -102,6 +102,31 @@ def test_packed_run_restores_job_on_host(here):
     assert (found.board, found.out, found.debug_ir) == ("", None, None)
 
 
+def test_packed_run_sends_generation_with_tokenizer(here):
+    (here / "spec").mkdir()
+    spec_file = here / "spec/chat.toml"
+    spec_file.write_text("tokenizer = './words/tokenizer.json'\n[[prompt]]\ntext = 'hello'\n")
+    (here / "spec/words").mkdir()
+    (here / "spec/words/tokenizer.json").write_text("{}")
+    job = Job(models=(DIGITS / "digits_cnn.onnx",), generate=spec_file)
+    spec, parcel = packed_run(job, import_model(job.models[0]))
+    host = here / "host"
+    found = job_of(sent(spec, parcel, host).options, host)
+    assert found.generate == host / "generate/chat.toml"
+    assert (found.generate.parent / "words/tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../tokenizer.json", "a/../../tokenizer.json"])
+def test_tokenizer_outside_specification_directory_is_rejected(here, name):
+    spec = here / "chat.toml"
+    spec.write_text(f"tokenizer = {name!r}\n[[prompt]]\ntext = 'hello'\n")
+    model = import_model(DIGITS / "digits_cnn.onnx")
+    with pytest.raises(UsageError, match=r"tokenizer .* is outside the directory"):
+        packed_run(Job(models=(model.path,), generate=spec), model)
+    with pytest.raises(UsageError, match=r"tokenizer .* is outside the directory"):
+        job_of({"models": ["m"], "generate": "chat.toml"}, here)
+
+
 def test_affinity_depends_only_on_program(here):
     model = import_model(DIGITS / "digits_cnn.onnx")
     job = Job(models=(model.path,), runtime="iree")
@@ -178,6 +203,7 @@ def test_job_of_rejects_paths_outside_job_directory(path, tmp_path):
         {"models": [path]},
         {"models": ["m"], "inputs": [["x=", path, ""]]},
         {"models": ["m"], "expected": [["", path, ""]]},
+        {"models": ["m"], "generate": path},
     ):
         with pytest.raises(UsageError, match="outside the job's directory"):
             job_of(options, tmp_path)
