@@ -70,7 +70,7 @@ GAPS = (
     Gap(
         ("--generate",),
         ("suite run", PYTEST),
-        "The cases of a suite are models and layers, without prompts. Use `hil run MODEL --generate SPEC`.",
+        "This option applies to one model. A suite reads `NAME.generate.toml` next to each model (docs/suites.md).",
     ),
     Gap(("--generate",), _STORED, "The file contains inputs for single calls, without prompts."),
     Gap(

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.models.generation.spec import read_tokenizer_name
+from hil.controller.models.generation.spec import GENERATE, read_tokenizer_name
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -182,6 +182,16 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
         return job
 
 
+def _check_generations(folder: Path) -> None:
+    """Refuse specifications of --generate whose tokenizer is outside the job: the suite's cases would read it."""
+    for spec in sorted(folder.rglob(f"*{GENERATE}")):
+        try:
+            read_tokenizer_name(spec)
+        except UsageError:  # the case fails with the same error and reports it
+            continue
+        _check_tokenizer(spec)
+
+
 def _check_tokenizer(spec: Path) -> str:
     """Return the path of a specification's tokenizer below its directory, or "". Raises UsageError for another path."""
     name = PurePosixPath(os.path.normpath(read_tokenizer_name(spec)))
@@ -231,6 +241,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> SuiteRequest:
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"flow {request.flow!r} is missing in the job's files")
     _check_flagfiles(folder)
+    _check_generations(folder)
     flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
     return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR), profiles={})
 

@@ -91,6 +91,10 @@ class PrintedCell(Record, kw_only=True):
     device_p50_ms: float | UnsetType = UNSET
     iterations: Count | UnsetType = UNSET
     cold: bool | UnsetType = UNSET
+    worst_kl: Annotated[Number | UnsetType, note("of prompts, like the following fields")] = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    tpot_p50_ms: float | UnsetType = UNSET
+    decode_tokens_per_s: float | UnsetType = UNSET
 
 
 class PrintedRow(Record, kw_only=True):

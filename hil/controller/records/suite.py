@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, Timestamp, make_record, note
+from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
 
 
@@ -79,6 +80,7 @@ class CaseRecord(Record, kw_only=True):
     device_p90_ns: Annotated[float | None, note("90th percentile of the device time")] = None
     iterations: Annotated[Count, note("timed iterations")] = 0
     cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
+    generation: Annotated[StoredGeneration | None, note("null for a case without a prompt")] = None
     answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""
     artifact_bytes: Annotated[Count | None, note("size of the program's files")] = None

@@ -14,6 +14,8 @@ from hil.core.steps import MAX_STEPS
 from hil.core.text import numbered
 from hil.errors import UsageError
 
+# NAME.generate.toml next to NAME.onnx has the prompts of a model in a suite.
+GENERATE = ".generate.toml"
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 _TEXT_HINT = "give token ids: tokens = [...], or name the tokenizer: tokenizer = 'tokenizer.json'"

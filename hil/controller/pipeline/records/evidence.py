@@ -7,6 +7,7 @@ from typing import Any
 
 from hil.compare.random_outputs import random_text
 from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.pipeline.records.print_generation import describe_generation
 from hil.controller.records.outputs import FailedReference, StoredComparison, StoredCriterion
 from hil.controller.records.run import RunCase
 from hil.controller.records.suite import CaseRecord
@@ -63,6 +64,8 @@ def _iter_facts(record: CaseRecord) -> Iterator[tuple[str, str]]:
         yield "random", random_text(record.random)
     if record.answers:
         yield "answers", record.answers
+    if record.generation is not None:
+        yield from ((label, ", ".join(parts)) for label, parts in describe_generation(record.generation))
     for output in record.outputs:
         yield from _iter_output_facts(output)
 

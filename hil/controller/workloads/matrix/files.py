@@ -18,7 +18,6 @@ from hil.controller.storage.outcomes import ABSENT, NOT_RUN, kind_of
 from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import (
-    STATISTICS,
     MatrixCell,
     MatrixReport,
     MatrixRow,
@@ -79,13 +78,13 @@ def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Orig
 
 def matrix_csv(report: MatrixReport) -> str:
     """Return a row per case: whether the case differs, and columns with the targets' outcome and statistics."""
-    several = [f"{target.name} {name}" for target in report.targets for name in STATISTICS]
+    several = [f"{target.name} {name}" for target in report.targets for name in report.statistics]
     header = ["id", "model", "layer", "op", DIFFERS, *(target.name for target in report.targets), *several]
     rows = (
         [
             *(row.id, row.model, row.layer, row.op, row.differs),
             *(cell.word for cell in row.cells),
-            *(cell.statistics.get(name) for cell in row.cells for name in STATISTICS),
+            *(cell.statistics.get(name) for cell in row.cells for name in report.statistics),
         ]
         for row in report.rows
     )

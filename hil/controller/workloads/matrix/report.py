@@ -23,6 +23,7 @@ from hil.controller.storage.outcomes import ABSENT, NOT_RUN, exit_code_for, is_f
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
+from hil.controller.workloads.suites.reports.tables import GENERATION_COLUMNS
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
 from hil.core.results import Outcome, gravest
 from hil.core.text import numbered
@@ -67,11 +68,14 @@ class MatrixCell:
             "device_p50_ms": None if record.device_p50_ns is None else record.device_p50_ns / 1e6,
             "iterations": record.iterations or None,
             "cold": record.cold if record.iterations else None,
+            **{column.name: column.value(record) for column in GENERATION_COLUMNS if column.name in _OF_PROMPTS},
         }
         return {key: value for key, value in found.items() if value not in (None, "")}
 
 
 STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p50_ms", "iterations", "cold")
+# Names of :data:`GENERATION_COLUMNS` in a matrix with prompts.
+_OF_PROMPTS = ("worst_kl", "ttft_ms", "tpot_p50_ms", "decode_tokens_per_s")
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,12 @@ class MatrixReport:
         self.targets = tuple(targets)
         self.rows = tuple(_build_rows(self.targets))
         self.differing = tuple(row for row in self.rows if row.differs)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the cells' statistics. Only a matrix with prompts has those of generations."""
+        records = (cell.record for row in self.rows for cell in row.cells)
+        return STATISTICS + (_OF_PROMPTS if any(one and one.generation for one in records) else ())
 
     @property
     def exit_code(self) -> int:

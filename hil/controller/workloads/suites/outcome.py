@@ -105,7 +105,8 @@ def _reference_folder(number: int) -> str:
 
 def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """Return the command that shows the differences of the worst output."""
-    if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
+    # The logits of a generation have a row per position of each call, the reference's may have others.
+    if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs") or case.generation:
         return ""
     beside = [(verdict, _reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
     beside += [(case.plain_verdict, "plain_references")] if case.plain_verdict is not None else []

@@ -148,6 +148,8 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         dims=data.dims,
         inputs=data.inputs,
         expected=data.expected,
+        generate=data.generate,
+        prompt=data.prompt,
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,
         min_sqnr_db=flow.min_sqnr_db,

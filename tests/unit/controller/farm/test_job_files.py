@@ -279,6 +279,18 @@ def test_request_of_rejects_flag_file_paths_outside_suite(line, tmp_path):
         request_of(request, tmp_path)
 
 
+def test_request_of_rejects_tokenizer_outside_suite(tmp_path):
+    suite = tmp_path / "suite" / "mine"
+    suite.mkdir(parents=True)
+    request = json.loads(json.dumps(SuiteRequest("suite/mine").to_json()))
+    spec = suite / "net.generate.toml"
+    spec.write_text("invalid")  # the case reports it
+    assert request_of(request, tmp_path).source == str(suite)
+    spec.write_text("tokenizer = '/etc/passwd'\n[[prompt]]\ntext = 'hello'\n")
+    with pytest.raises(UsageError, match="is outside the directory"):
+        request_of(request, tmp_path)
+
+
 def test_farm_jobs_reject_python_functions(here):
     """A submitter must not run code on the farm's host, even with a modified hil."""
     text = "y: python:/etc/judge.py:same"

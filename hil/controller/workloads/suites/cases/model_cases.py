@@ -26,6 +26,7 @@ from hil.controller.analysis.layers import (
 )
 from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
 from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
 from hil.controller.models.sizing.dimensions import check_known, own_sizes, symbols_of
@@ -82,7 +83,8 @@ def cases_of(
     """Return the cases of models, in order.
 
     The cases of a model are ``<model>_full_model``, ``<model>_<case>`` for its data sets and bundled cases, then
-    ``<model>_layer_<op>_<name>`` for its layers. Layers are cut from the model after the flow's recipe. Only the first
+    ``<model>_layer_<op>_<name>`` for its layers. A model with a specification of ``--generate`` has a case
+    ``<model>_<prompt>`` per prompt instead. Layers are cut from the model after the flow's recipe. Only the first
     of merged layers is a case. Layers that draw random numbers are skipped. If a model cannot be read, its case raises
     the error. If a readable model cannot be cut, the case ``<model>_layers`` raises the error.
 
@@ -167,6 +169,8 @@ def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[Ca
     own = _read_bundled_cases(source, whole.flow, context)
     if own and not source.is_case:
         return own
+    if source.generate is not None:
+        return [*own, *_list_prompts(whole, source.generate)]
     name = source.name
     spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
     specs = [spec(f"{name}_full_model", make=whole.make), *own]
@@ -197,6 +201,20 @@ def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[Ca
             make = functools.partial(whole.make_layer, layer, choice.inputs)
             specs.append(spec(f"{name}_layer_{layer.name}", make=make, layer=layer.name, op=layer.op))
     return specs
+
+
+def _list_prompts(whole: _PreparedModel, generate: Path) -> list[CaseSpec]:
+    """Return a case per prompt. For an unreadable specification, return a case that raises the error."""
+    name = whole.source.name
+    try:
+        prompts = read_spec(generate).prompt
+    except UsageError as error:
+        return [CaseSpec(f"{name}_full_model", name, _make_raiser(error.as_kind(ImportFailed)))]
+    spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
+    return [
+        spec(f"{name}_{worded(one.name)}", make=functools.partial(whole.make_prompt, generate, one.name))
+        for one in prompts
+    ]
 
 
 def _read_bundled_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
@@ -255,6 +273,11 @@ class _PreparedModel:
     def make(self, folder: Path) -> CaseData:
         """Return the data of the whole model's case."""
         return self._create_case_data(self.inputs(), _read_tensors(self.source.expected), folder)
+
+    def make_prompt(self, generate: Path, prompt: str, folder: Path) -> CaseData:
+        """Return the data of a prompt's case. The files of the model may contain constant inputs."""
+        path, dims = self._apply_recipe(folder / "prepare.log", {}), self._load_plain_model().dims
+        return CaseData(path, self._read_given_inputs(), dims=dims, generate=generate, prompt=prompt)
 
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """Return a case's data from a directory with inputs and expected outputs."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.signature import sealed
+from hil.controller.models.generation.spec import GENERATE, read_tokenizer_name
 from hil.controller.models.importers import importers
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
@@ -165,7 +166,19 @@ def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteMode
     elif file.suffix.lower() == ".onnx" and model_of_data_sets(file.parent) == file:
         model = replace(model, data_sets=tuple(data_sets(file.parent)))
         beside += [one for place in model.data_sets for one in sorted(place.iterdir())]
+    spec = called.with_name(called.stem + GENERATE)
+    if exists(spec):
+        beside += [spec, *_list_tokenizers(spec)]
+        model = replace(model, generate=spec)
     return replace(model, beside=tuple(dict.fromkeys(beside)))
+
+
+def _list_tokenizers(spec: Path) -> list[Path]:
+    try:
+        name = read_tokenizer_name(spec)
+    except UsageError:  # the case reports the error
+        return []
+    return [spec.parent / name] if name else []
 
 
 def _list_source_files(flagfile: Path) -> list[Path]:

@@ -46,6 +46,9 @@ class CaseData:
     rtol: float | None = None
     atol: float | None = None
     dims: Mapping[str, int] = field(default_factory=dict)  # symbolic dimension values
+    # Specification of --generate and the name of its prompt; None runs the model once.
+    generate: Path | None = None
+    prompt: str = ""
     # The case with a compiled program, if bundled. Then the fields other than the tolerance are taken from it.
     program: ProgramCase | None = None
 
@@ -118,5 +121,7 @@ class SuiteModel:
     # Directories with inputs and expected outputs (ONNX test data), one case per directory. Without given inputs, the
     # whole model uses those from the first valid directory.
     data_sets: tuple[Path, ...] = ()
+    # Specification of --generate: its prompts are the cases instead of the whole model and the layers.
+    generate: Path | None = None
     is_case: bool = True  # whether the model is a case even if the file bundles cases
     is_cut: bool = True  # whether the layers are also cases

@@ -12,6 +12,8 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.records.evidence import criterion_text, evidence_lines, reference_text, unanswered_text
+from hil.controller.pipeline.records.print_generation import worst_position
+from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
@@ -61,6 +63,19 @@ def _make_output_column(index: int, statistic: str) -> CaseColumn:
     return CaseColumn(f"output_{index}_{statistic}", value)
 
 
+def _make_generation_column(name: str, value: Callable[[StoredGeneration], Any], **shown: str) -> CaseColumn:
+    return CaseColumn(name, lambda record: None if record.generation is None else value(record.generation), **shown)
+
+
+def _make_time_column(name: str, field: str) -> CaseColumn:
+    return _make_generation_column(name, lambda found: found.times and _convert_to_ms(getattr(found.times, field)))
+
+
+def _find_worst_kl(generation: StoredGeneration) -> Any:
+    worst = worst_position(generation)
+    return None if worst is None else worst.kl
+
+
 COLUMNS: tuple[CaseColumn, ...] = (
     *_make_field_columns(
         "id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"
@@ -100,10 +115,33 @@ COMPILER_COLUMNS: tuple[CaseColumn, ...] = (
 )
 
 
+# Columns of prompts. They are included only if the run contains any.
+GENERATION_COLUMNS: tuple[CaseColumn, ...] = (
+    _make_generation_column("prompt_tokens", lambda found: len(found.prompt_tokens)),
+    _make_generation_column("steps", lambda found: found.steps),
+    _make_generation_column("first_divergent", lambda found: found.first_divergent),
+    _make_generation_column("worst_kl", _find_worst_kl, title="Worst KL", unit="number"),
+    _make_generation_column("kl_bound", lambda found: found.kl_bound),
+    _make_generation_column("top1", lambda found: found.top1),
+    _make_time_column("ttft_ms", "ttft_ns"),
+    _make_time_column("tpot_p50_ms", "tpot_p50_ns"),
+    _make_time_column("tpot_p90_ms", "tpot_p90_ns"),
+    _make_time_column("tpot_max_ms", "tpot_max_ns"),
+    _make_generation_column("prefill_tokens_per_s", lambda found: found.times and found.times.prefill_tokens_per_s),
+    _make_generation_column(
+        "decode_tokens_per_s",
+        lambda found: found.times and found.times.decode_tokens_per_s,
+        title="Decode tokens/s",
+        unit="number",
+    ),
+)
+
+
 def columns_of(run: SuiteResults) -> tuple[CaseColumn, ...]:
     """Return the columns of a run's cases."""
     has_notes = any(record.notes or record.params for record in run.records)
-    return COLUMNS + (COMPILER_COLUMNS if has_notes else ())
+    has_prompts = any(record.generation for record in run.records)
+    return COLUMNS + (GENERATION_COLUMNS if has_prompts else ()) + (COMPILER_COLUMNS if has_notes else ())
 
 
 def cases_csv(run: SuiteResults) -> str:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from rich.console import Console
+from support.generations import stored_generation
 from support.run_records import run_record
 from support.schemas import check_document
 from support.suite_runs import case, comparison, suite_run
@@ -134,6 +135,14 @@ def test_matrix_csv_has_row_per_case_and_column_per_target(tmp_path: Path):
     assert (row["id"], row["differs"], row["sim"], row["rpi"]) == ("b", "yes", "PASS", "FAIL")
     assert (row["rpi sqnr_db"], row["rpi device_p50_ms"], row["rpi max_abs"]) == ("7.1", "1.5", "0.37")
     assert row["rpi message"].startswith("y: 41 of 1024") and row["sim message"] == ""
+
+
+def test_matrix_csv_has_generation_columns_only_with_prompts(tmp_path: Path):
+    report = report_of(tmp_path / "both", sim=[case("b")], rpi=[case("b", generation=stored_generation().to_json())])
+    (row,) = csv.DictReader(io.StringIO(files.matrix_csv(report)))
+    assert (row["rpi worst_kl"], row["rpi ttft_ms"], row["sim worst_kl"]) == ("1e-09", "2.0", "")
+    plain = files.matrix_csv(report_of(tmp_path / "plain", sim=[case("b")]))
+    assert "worst_kl" not in plain
 
 
 def test_matrix_document_matches_schema(tmp_path: Path):

@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from support.generations import stored_generation
 from support.suite_runs import case, comparison, suite_run
 
 from hil.controller.records.base import make_record
@@ -54,6 +55,15 @@ def test_uncompared_case_has_empty_cells(tmp_path):
         row[name]
         for name in ("worst_output", "max_abs", "sqnr_db", "plain_sqnr_db", "device_p50_ms", "iterations", "cached")
     } == {""}
+
+
+def test_cases_csv_has_generation_columns_only_with_prompts(tmp_path):
+    plain, prompt = rows(cases_csv, tmp_path / "both", case("a"), case("b", generation=stored_generation().to_json()))
+    assert (prompt["worst_kl"], prompt["ttft_ms"], prompt["tpot_p50_ms"]) == ("1e-09", "2.0", "0.5")
+    assert (prompt["decode_tokens_per_s"], prompt["top1"], prompt["steps"]) == ("1600.0", "1.0", "2")
+    assert "logits: worst KL 1e-09 at position 2, bound 1e-06" in prompt["evidence"]
+    assert plain["worst_kl"] == plain["ttft_ms"] == ""
+    assert "worst_kl" not in rows(cases_csv, tmp_path / "plain", case("a"))[0]
 
 
 def test_outputs_csv_has_row_per_output_and_reference(tmp_path):

@@ -1,0 +1,75 @@
+"""Prompts next to a model: NAME.generate.toml makes a case per prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+from support.models import save_model
+
+from hil.controller.models.flows import Flow
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolation.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.cases.model_scan import scan_models
+from hil.controller.workloads.suites.cases.sources import open_suite
+from hil.controller.workloads.suites.cases.spec import CaseSpec
+from hil.controller.workloads.suites.preparing import options_for
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
+from hil.errors import ImportFailed
+
+FLOW = Flow("onnxruntime", "onnxruntime")
+PROMPTS = """
+tokenizer = "words.json"
+[[prompt]]
+name = "hello world"
+tokens = [1, 2]
+[[prompt]]
+tokens = [3]
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """Save a model with prompts. Return the specification."""
+    node = helper.make_node("Identity", ["x"], ["y"])
+    sides = [[(name, TensorProto.FLOAT, [3])] for name in "xy"]
+    save_model(tmp_path / "net.onnx", [node], *sides)
+    path = tmp_path / "net.generate.toml"
+    path.write_text(PROMPTS.replace('tokenizer = "words.json"', ""))
+    return path
+
+
+def list_cases(folder: Path, isolated: Isolated) -> tuple[CaseSpec, ...]:
+    context = RunContext(Cache(folder / "cache"), isolated)
+    return open_suite(SuiteRequest(str(folder)), FLOW, context).cases
+
+
+def test_model_with_prompts_has_case_per_prompt(spec: Path, isolated: Isolated):
+    cases = list_cases(spec.parent, isolated)
+    assert [case.id for case in cases] == ["net_hello_world", "net_prompt-2"]
+    data = cases[0].make(spec.parent)
+    assert (data.generate, data.prompt, data.path) == (spec, "hello world", spec.parent / "net.onnx")
+    options = options_for(data, FLOW, Settings(), cases[0])
+    assert (options.generate, options.prompt) == (spec, "hello world")
+
+
+def test_case_changes_with_prompts(spec: Path, isolated: Isolated):
+    before = list_cases(spec.parent, isolated)[0].content
+    spec.write_text(spec.read_text() + "\n")
+    assert list_cases(spec.parent, isolated)[0].content != before
+
+
+def test_invalid_specification_is_case_with_error(spec: Path, isolated: Isolated):
+    spec.write_text("steps = 3")
+    (case,) = list_cases(spec.parent, isolated)
+    with pytest.raises(ImportFailed, match=r"net\.generate\.toml"):
+        case.make(spec.parent)
+    assert case.id == "net_full_model"
+
+
+def test_scan_includes_specification_and_tokenizer(spec: Path):
+    spec.write_text(PROMPTS)
+    (model,) = scan_models(spec.parent).models
+    assert model.generate == spec and {spec, spec.parent / "words.json"} <= {*model.beside}
