@@ -1,7 +1,8 @@
-"""`hil runs`: list, show and delete stored runs."""
+"""`hil runs`: list, show, export and delete stored runs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from hil.controller.cli.screen import answer, answer_matrix, print_cases
 
 @group(epilog="Example: hil runs show latest")
 def runs() -> None:
-    """List, show and delete stored runs."""
+    """List, show, export and delete stored runs."""
 
 
 @runs.command("list", epilog="Example: hil runs list --json")
@@ -58,6 +59,23 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
     record = found.record.replace(folder=str(found.folder))
     origin = origin_text(record.origin)
     answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: print_cases(record))
+
+
+@runs.command(epilog="Example: hil runs export latest --to llama-bench > bench.json")
+@click.argument("run", metavar="ID")
+@click.option(
+    "--to", required=True, type=click.Choice(["llama-bench"]), help="Format: llama-bench, with times of generations."
+)
+@runs_option
+def export(run: str, to: str, out: Path | None) -> None:
+    """Print a stored run in another tool's JSON format.
+
+    llama-bench: a row for the prompt and a row for the steps of each case with --generate.
+    """
+    from hil.controller.pipeline.records.llama_bench import list_llama_bench_rows
+    from hil.controller.storage.runs import RunStore
+
+    click.echo(json.dumps(list_llama_bench_rows(RunStore(out).open(run).record), indent=2))
 
 
 @runs.command(epilog="Example: hil runs gc --keep 20")
