@@ -23,6 +23,7 @@ from hil.controller.web.readers.commands import command_of_run
 from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
 from hil.controller.web.readers.runs import side_name
 from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
+from hil.controller.web.session.generation import GenerationView, view_generation
 from hil.controller.web.session.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
 from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.names import said
@@ -85,6 +86,7 @@ class CaseDetail:
     others: Sequence[OtherComparison] = ()  # other references, including failed ones
     disagreement: str = ""  # description of a disagreement between references
     evidence: Facts = ()  # basis of the verdict
+    generation: GenerationView | None = None  # of a case with --generate
     attempts: Sequence[Mapping[str, str]] = ()  # earlier attempts and confirmation runs
     confirmed: str = ""
     expectation: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +171,7 @@ def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         others=others,
         disagreement=text(record.get("disagreement")),
         evidence=_find_evidence(record, make_case_record, evidence),
+        generation=view_generation(record.get("generation")),
         attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
         confirmed=text(record.get("confirmed")),
         expectation=_parse_texts(mapping(record.get("expectation"))),
@@ -213,6 +216,7 @@ def _detail_of_run(folder: Path, document: Mapping[str, Any], name: str) -> Case
         ],
         disagreement=text(record.get("disagreement")),
         evidence=_find_evidence(record, make_run_case, evidence_of_case),
+        generation=view_generation(record.get("generation")),
         kept=kept_files(
             folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
         ),

@@ -1,0 +1,127 @@
+"""A generation for the page of a case: a table of positions, and charts of divergence, margin and times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hil.controller.records.base import Number, make_record, parse_number
+from hil.controller.records.generation import StoredGeneration, StoredPosition
+from hil.errors import UsageError
+
+# Maximum number of rows of the table.
+_MAX_ROWS = 500
+# Size of a chart in its own units.
+WIDTH, HEIGHT = 1000, 160
+_PADDING = 8
+
+
+@dataclass(frozen=True)
+class PositionRow:
+    """Row of the table. Steps are numbered from 1; 0 is the last token of the prompt, and None a token before."""
+
+    position: int
+    step: int | None
+    expected: int
+    actual: int
+    kl: float | None
+    margin: float | None
+    passed: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether the board's largest logit is another token's than the reference's."""
+        return self.expected != self.actual
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A line in a chart of :data:`WIDTH` x :data:`HEIGHT`.
+
+    Attributes:
+        line: Points of the line, in the format of SVG.
+        marks: Points of wrong positions.
+        limit: Height of the bound; None without a bound.
+        text: Range of the values.
+    """
+
+    title: str
+    line: str
+    marks: Sequence[tuple[float, float]]
+    limit: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class GenerationView:
+    """A generation with the values that its part of the page needs."""
+
+    record: StoredGeneration
+    rows: Sequence[PositionRow]
+    hidden: int  # number of positions that are not in the table
+    charts: Sequence[LineChart]
+
+
+def view_generation(values: Any) -> GenerationView | None:
+    """Return the view of a record's generation; None without a valid one."""
+    if not isinstance(values, Mapping):
+        return None
+    try:
+        return _build_view(make_record(values, StoredGeneration))
+    except (UsageError, OverflowError):  # OverflowError: a stored number is too large to draw
+        return None
+
+
+def _build_view(record: StoredGeneration) -> GenerationView:
+    positions = record.positions
+    wrong = [one for one in positions if not one.passed or one.expected != one.actual]
+    shown = positions if len(positions) <= _MAX_ROWS else wrong[:_MAX_ROWS] or positions[:_MAX_ROWS]
+    rows = [_make_row(one, len(record.prompt_tokens)) for one in shown]
+    return GenerationView(record, rows, len(positions) - len(rows), [*_draw_charts(record)])
+
+
+def _make_row(one: StoredPosition, prompt: int) -> PositionRow:
+    step = one.position - prompt + 1
+    numbers = parse_number(one.kl), parse_number(one.margin)
+    return PositionRow(one.position, step if step >= 0 else None, one.expected, one.actual, *numbers, one.passed)
+
+
+def _draw_charts(record: StoredGeneration) -> Sequence[LineChart]:
+    positions = record.positions
+    wrong = [not one.passed for one in positions]
+    kl = _draw_line("KL by position, logarithmic", [one.kl for one in positions], wrong, record.kl_bound, is_log=True)
+    margin = _draw_line("Margin of the reference by position", [one.margin for one in positions], wrong)
+    steps = record.times.step_ns if record.times else []
+    times = _draw_line("Time of each step in ms", [one / 1e6 for one in steps], [False] * len(steps))
+    return [one for one in (kl, margin, times) if one is not None]
+
+
+def _draw_line(
+    title: str, values: Sequence[Number], wrong: Sequence[bool], bound: Number = None, *, is_log: bool = False
+) -> LineChart | None:
+    """Return the chart of a line; None with fewer than two numbers. Wrong values that are no numbers are at the top."""
+
+    def scale(value: Number) -> float | None:
+        number = parse_number(value)
+        if number is None or not math.isfinite(number) or (is_log and number <= 0):
+            return None
+        return math.log10(number) if is_log else number
+
+    scaled, limit = [scale(value) for value in values], scale(bound)
+    known = [one for one in scaled if one is not None]
+    if len(known) < 2:
+        return None
+    low, high = min([*known, *([] if limit is None else [limit])]), max([*known, *([] if limit is None else [limit])])
+
+    def height_of(value: float | None) -> float:
+        share = 1.0 if value is None else (value - low) / (high - low) if high > low else 0.5
+        return round(HEIGHT - _PADDING - share * (HEIGHT - 2 * _PADDING), 1)
+
+    across = [round(place * WIDTH / (len(scaled) - 1), 1) for place in range(len(scaled))]
+    points = [f"{x},{height_of(one)}" for x, one in zip(across, scaled, strict=True) if one is not None]
+    marks = [(x, height_of(one)) for x, one, is_wrong in zip(across, scaled, wrong, strict=True) if is_wrong]
+    ends = [10**one if is_log else one for one in (min(known), max(known))]
+    text = f"{ends[0]:.3g} to {ends[1]:.3g}" + ("" if limit is None else f", bound {parse_number(bound):.3g}")
+    return LineChart(title, " ".join(points), marks, None if limit is None else height_of(limit), text)
