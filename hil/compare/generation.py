@@ -473,5 +473,7 @@ def _top_share(actual: Array, expected: Array, k: int) -> float | None:
     """Return the mean share of the reference's k largest logits that are the board's; None for small vocabularies."""
     if k >= actual.shape[-1] or not np.isfinite(actual).all():
         return None
+    if k == 1:  # equal logits: the lowest token, as for the other results
+        return float(np.mean(np.argmax(actual, -1) == np.argmax(expected, -1)))
     own, other = (np.argpartition(-array, k - 1, -1)[:, :k] for array in (actual, expected))
     return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(own.tolist(), other.tolist(), strict=True)]))

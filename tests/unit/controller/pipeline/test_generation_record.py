@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from support.run_records import run_case
 
-from hil.compare.generation import FaultKind, GenerationFault, GenerationVerdict, RowResult
+from hil.compare.generation import FaultKind, Generated, GenerationFault, GenerationVerdict, RowResult, judge_generation
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.generation import measure_generation, record_generation
@@ -140,6 +140,16 @@ def test_record_keeps_wrong_positions_of_long_generation():
     wrong = make_row(MAX_ROWS + 50, 2.0, passed=False)
     found = record_generation(make_case(make_verdict(*map(make_row, range(MAX_ROWS + 40)), wrong)))
     assert found is not None and len(found.positions) == MAX_ROWS and found.positions[-1].position == wrong.position
+
+
+def test_top1_counts_lowest_token_of_equal_logits():
+    logits = np.zeros((3, 200))
+    logits[:, [150, 7]] = 1.0
+    generated = Generated(1, np.arange(3), logits, np.full(3, 7))
+    assert judge_generation(generated, generated, generated).top[1] == 1.0
+    lower = logits - np.eye(200)[150] * 1e-9
+    same = judge_generation(generated, replace(generated, logits=lower), generated)
+    assert same.top[1] == 1.0 and same.first_divergent is None
 
 
 def test_case_without_decoder_has_no_generation():
