@@ -47,8 +47,9 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
     if case.generation:
         for verdict in case.verdicts:
             say(console, "against", verdict.relation.named(verdict.against))
+            _print_criteria(console, verdict)
             if verdict.outcome is Outcome.FAIL and not is_told:
-                say(console, "", verdict.reason, style="red")
+                say(console, "fault" if case.generation.fault else "", verdict.reason, style="red")
         print_generation(console, case.generation)
         if case.peak_memory_bytes:
             say(console, "memory", f"peak {case.peak_memory_bytes / 2**20:,.0f} MiB")
@@ -128,10 +129,7 @@ def print_verdict(console: Console, verdict: StoredVerdict) -> None:
             text = Text(f"  {line}")
             text.stylize(colour, 2, 2 + len(name))
             console.print(text, soft_wrap=True)
-    for output in verdict.outputs:
-        for criterion in output.criteria:
-            style = "green" if criterion.passed else "red"
-            say(console, "", f"{output.name}: {criterion_text(criterion)}", style=style)
+    _print_criteria(console, verdict)
     failed = [output for output in verdict.outputs if not output.passed]
     for output in failed[:_REASONS_SHOWN]:
         say(console, "", f"{output.name}: {output.reason}", style="red")
@@ -141,6 +139,13 @@ def print_verdict(console: Console, verdict: StoredVerdict) -> None:
         say(console, "", verdict.reason, style="red")
     if verdict.outcome is Outcome.PASS and verdict.reason:
         say(console, "note", verdict.reason)
+
+
+def _print_criteria(console: Console, verdict: StoredVerdict) -> None:
+    for output in verdict.outputs:
+        for criterion in output.criteria:
+            style = "green" if criterion.passed else "red"
+            say(console, "", f"{output.name}: {criterion_text(criterion)}", style=style)
 
 
 def _describe_bound(control: StoredControl) -> str:
