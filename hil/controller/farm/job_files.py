@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.models.generation.spec import GENERATE, read_tokenizer_name
+from hil.controller.models.generation.spec import GENERATE, read_file_names
+from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -94,13 +95,16 @@ class JobFiles:
         return [text]
 
     def add_generation(self, spec: Path, below: str) -> str:
-        """Add a specification of ``--generate`` with its tokenizer. Returns the path of the specification.
+        """Add a specification of ``--generate`` with its tokenizer and reference. Returns the specification's path.
 
         Raises:
-            UsageError: the specification is invalid, or the tokenizer is outside its directory.
+            UsageError: the specification is invalid, or a file that it names is outside its directory.
         """
-        if name := _check_tokenizer(spec):
-            self.add(spec.parent / name, f"{below}/{name}")
+        tokenizer, reference = _check_named_files(spec)
+        if tokenizer:
+            self.add(spec.parent / tokenizer, f"{below}/{tokenizer}")
+        if reference:
+            self.add_model(import_model(spec.parent / reference), str(PurePosixPath(below, reference).parent))
         return self.add(spec, f"{below}/{spec.name}")
 
     def digests(self) -> dict[str, str]:
@@ -183,24 +187,26 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
 
 
 def _check_generations(folder: Path) -> None:
-    """Refuse specifications of --generate whose tokenizer is outside the job: the suite's cases would read it."""
+    """Refuse specifications of --generate that name files outside the job: the suite's cases would read them."""
     for spec in sorted(folder.rglob(f"*{GENERATE}")):
         try:
-            read_tokenizer_name(spec)
+            read_file_names(spec)
         except UsageError:  # the case fails with the same error and reports it
             continue
-        _check_tokenizer(spec)
+        _check_named_files(spec)
 
 
-def _check_tokenizer(spec: Path) -> str:
-    """Return the path of a specification's tokenizer below its directory, or "". Raises UsageError for another path."""
-    name = PurePosixPath(os.path.normpath(read_tokenizer_name(spec)))
-    if name.is_absolute() or ".." in name.parts:
-        raise UsageError(
-            f"tokenizer {str(name)[:80]!r} is outside the directory of {spec.name}",
-            hint="copy the tokenizer next to the specification",
-        )
-    return str(name) if name.name else ""
+def _check_named_files(spec: Path) -> tuple[str, str]:
+    """Return the paths of tokenizer and reference below the specification's directory. Raises UsageError for others."""
+    names = [PurePosixPath(os.path.normpath(name)) for name in read_file_names(spec)]
+    for name in names:
+        if name.is_absolute() or ".." in name.parts:
+            raise UsageError(
+                f"file {str(name)[:80]!r} is outside the directory of {spec.name}",
+                hint="copy the file next to the specification",
+            )
+    tokenizer, reference = (str(name) if name.name else "" for name in names)
+    return tokenizer, reference
 
 
 def _find_generation(options: Mapping[str, Any], folder: Path) -> Path | None:
@@ -208,7 +214,7 @@ def _find_generation(options: Mapping[str, Any], folder: Path) -> Path | None:
     if not options.get("generate"):
         return None
     spec = inside(folder, str(options["generate"]))
-    _check_tokenizer(spec)
+    _check_named_files(spec)
     return spec
 
 

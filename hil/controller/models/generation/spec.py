@@ -103,9 +103,10 @@ def read_spec(path: Path) -> GenerateSpec:
     return spec
 
 
-def read_tokenizer_name(path: Path) -> str:
-    """Return the path of the tokenizer in a specification, or "". Raises UsageError for an invalid specification."""
-    return _parse_spec(path).tokenizer
+def read_file_names(path: Path) -> tuple[str, str]:
+    """Return the paths of tokenizer and reference in a specification, "" without one. Raises UsageError if invalid."""
+    spec = _parse_spec(path)
+    return spec.tokenizer, spec.reference
 
 
 def _parse_spec(path: Path) -> GenerateSpec:

@@ -105,7 +105,10 @@ def test_packed_run_restores_job_on_host(here):
 def test_packed_run_sends_generation_with_tokenizer(here):
     (here / "spec").mkdir()
     spec_file = here / "spec/chat.toml"
-    spec_file.write_text("tokenizer = './words/tokenizer.json'\n[[prompt]]\ntext = 'hello'\n")
+    files = "tokenizer = './words/tokenizer.json'\nreference = 'exact/net.onnx'"
+    spec_file.write_text(f"{files}\n[[prompt]]\ntext = 'hello'\n")
+    (here / "spec/exact").mkdir()
+    shutil.copy(DIGITS / "digits_cnn.onnx", here / "spec/exact/net.onnx")
     (here / "spec/words").mkdir()
     (here / "spec/words/tokenizer.json").write_text("{}")
     job = Job(models=(DIGITS / "digits_cnn.onnx",), generate=spec_file)
@@ -114,16 +117,18 @@ def test_packed_run_sends_generation_with_tokenizer(here):
     found = job_of(sent(spec, parcel, host).options, host)
     assert found.generate == host / "generate/chat.toml"
     assert (found.generate.parent / "words/tokenizer.json").read_text() == "{}"
+    assert (found.generate.parent / "exact/net.onnx").exists()
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../tokenizer.json", "a/../../tokenizer.json"])
-def test_tokenizer_outside_specification_directory_is_rejected(here, name):
+@pytest.mark.parametrize("key", ["tokenizer", "reference"])
+def test_files_outside_specification_directory_are_rejected(here, key, name):
     spec = here / "chat.toml"
-    spec.write_text(f"tokenizer = {name!r}\n[[prompt]]\ntext = 'hello'\n")
+    spec.write_text(f"{key} = {name!r}\n[[prompt]]\ntext = 'hello'\n")
     model = import_model(DIGITS / "digits_cnn.onnx")
-    with pytest.raises(UsageError, match=r"tokenizer .* is outside the directory"):
+    with pytest.raises(UsageError, match=r"file .* is outside the directory"):
         packed_run(Job(models=(model.path,), generate=spec), model)
-    with pytest.raises(UsageError, match=r"tokenizer .* is outside the directory"):
+    with pytest.raises(UsageError, match=r"file .* is outside the directory"):
         job_of({"models": ["m"], "generate": "chat.toml"}, here)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
 from hil.bundles.signature import sealed
-from hil.controller.models.generation.spec import GENERATE, read_tokenizer_name
+from hil.controller.models.generation.spec import GENERATE, read_file_names
 from hil.controller.models.importers import importers
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
@@ -168,17 +168,16 @@ def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteMode
         beside += [one for place in model.data_sets for one in sorted(place.iterdir())]
     spec = called.with_name(called.stem + GENERATE)
     if exists(spec):
-        beside += [spec, *_list_tokenizers(spec)]
+        beside += [spec, *_list_named_files(spec)]
         model = replace(model, generate=spec)
     return replace(model, beside=tuple(dict.fromkeys(beside)))
 
 
-def _list_tokenizers(spec: Path) -> list[Path]:
+def _list_named_files(spec: Path) -> list[Path]:
     try:
-        name = read_tokenizer_name(spec)
+        return [spec.parent / name for name in read_file_names(spec) if name]
     except UsageError:  # the case reports the error
         return []
-    return [spec.parent / name] if name else []
 
 
 def _list_source_files(flagfile: Path) -> list[Path]:

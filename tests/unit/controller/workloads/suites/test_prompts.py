@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,9 @@ def test_model_with_prompts_has_case_per_prompt(spec: Path, isolated: Isolated):
     assert [case.id for case in cases] == ["net_hello_world", "net_prompt-2"]
     data = cases[0].make(spec.parent)
     assert (data.generate, data.prompt, data.path) == (spec, "hello world", spec.parent / "net.onnx")
-    options = options_for(data, FLOW, Settings(), cases[0])
+    options = options_for(data, replace(FLOW, rtol=1.0, references=("numpy",)), Settings(atol=1.0), cases[0])
     assert (options.generate, options.prompt) == (spec, "hello world")
+    assert (options.references, options.rtol, options.atol) == ((), None, None)
 
 
 def test_case_changes_with_prompts(spec: Path, isolated: Isolated):
