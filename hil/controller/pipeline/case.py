@@ -88,12 +88,13 @@ class Case:
     sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes uploaded so far)
     capture: Capture | None = None  # the board's part of the profile, if requested
 
+    profiles: tuple[ProfileDirectory, ...] = ()  # written profiles
+
     @property
     def needs_result(self) -> bool:
-        """Whether the reference needs the board's result: a decoder that chooses its tokens on the board."""
-        return self.decoder is not None and self.inputs is not None and not len(self.inputs[FORCED])
-
-    profiles: tuple[ProfileDirectory, ...] = ()  # written profiles
+        """Whether the reference needs the board's result first: a decoder that chooses its tokens on the board."""
+        chooses = self.decoder is not None and self.inputs is not None and not len(self.inputs[FORCED])
+        return chooses and self.result is None
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
