@@ -27,6 +27,7 @@ SESSIONS = """
     / /session /case /log /file /compare /history /history/regressions /graph /graph/node-data /tensors /traces /trace
     /share /events /api/there /api/graph /api/tensors/cell /static /perfetto/ /perfetto/ui/{name:path} /perfetto/trace
     /sessions.csv /session.csv /session/table.csv /session/targets.csv /case.csv /compare.csv /tensors.csv /graph.csv
+    /case/positions.csv
     /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
 """
 # Available only with a farm.

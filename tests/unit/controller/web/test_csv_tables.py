@@ -16,6 +16,7 @@ import onnx
 import pytest
 from starlette.testclient import TestClient
 from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
+from support.generations import stored_generation
 from support.layer_models import residual_cnn
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
@@ -224,6 +225,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         case = {"id": "=case", "device_p50_ns": time, "iterations": 20, "outcome": outcome, "ended": outcome}
         case |= {"outputs": [output], "against": "=cpu", "other_references": others}
         write_suite(tmp_path, f"night-{number:02d}", [case], started=1.7e9 + number * 86400, suite="=suite")
+    write_suite(tmp_path, "prompts", [{"id": "chat", "generation": stored_generation().to_json()}], suite="prompts")
     layer = {"name": "conv", "op": "Conv", "nodes": ["stem"], "depth": 0}
     layer |= {"isolated": {"outcome": "FAIL", "outputs": [output]}, "cumulative": None}
     write_record(tmp_path / "bisect" / "bisect.json", {"layers": [layer], "model": "net.onnx"})
@@ -243,6 +245,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     (compiled / "executables.csv").write_text("bytes\n7\n")
     pages = (
         "/ /session?id=night-00 /session?id=bisect /session?id=matrix /case?id=night-00&case=%3Dcase /graph?id=bisect"
+        " /case?id=prompts&case=chat"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
@@ -259,6 +262,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         (first,) = rows_of(client.get("/case.csv?id=night-00&case=%3Dcase&beside=1").text)
         assert (first["reference"], first["output"], first["shape"]) == ("'=other", "'=y", "2x3")
         assert (float(first["max_abs"]), float(first["sqnr_db"])) == (0.25, 40)
+        positions = rows_of(client.get("/case/positions.csv?id=prompts&case=chat").text)
+        assert next((row["position"], row["actual"], row["kl"]) for row in positions) == ("2", "7", "1e-09")
         nodes = {row["node"]: row for row in rows_of(client.get("/graph.csv?id=bisect").text)}
         assert len(nodes) > 3 and (nodes["stem"]["outcome"], nodes["stem"]["max_abs"]) == ("FAIL", "0.25")
         (operation,) = rows_of(client.get("/trace/compilation.csv?profile=0/profiles/c&table=operations").text)
@@ -273,7 +278,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         waiting = rows_of(client.get("/queue.csv").text)
         assert [(row["position"], row["name"]) for row in waiting] == [("1", "2.1"), ("2", "2.2")]
         for wrong in (
-            *("/case.csv?id=night-00&case=%3Dcase&beside=2", "/graph.csv", "/trace/compilation.csv?table=x"),
+            *("/case.csv?id=night-00&case=%3Dcase&beside=2", "/case/positions.csv?id=night-00&case=%3Dcase"),
+            *("/graph.csv", "/trace/compilation.csv?table=x"),
             *("/tensors.csv?id=run&case=model&table=texts", "/tensors.csv?id=texts&case=model&table=values"),
             *("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
         ):

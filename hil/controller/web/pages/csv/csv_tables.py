@@ -35,6 +35,7 @@ CASE_COLUMNS = (
 )
 _STATISTICS = tuple(one.key for one in STATISTICS)
 _OUTPUT = ("reference", "output", "dtype", "shape", "passed", "mismatches", "elements", *_STATISTICS, "reason")
+_POSITION = ("position", "expected", "actual", "kl", "max_abs", "margin", "passed")
 _COMPARED = ("table", "case", "baseline", "compared", "verdict", "ratio", "ratio_low", "ratio_high", "note")
 
 
@@ -104,6 +105,19 @@ def case_csv(request: Request) -> Response:
         raise UsageError(f"reference not found for {row['name']}", hint="reload the page")
     against, outputs = tables[beside]
     return csv_answer.csv_rows(f"outputs of {row['name']}", _OUTPUT, [_output_row(against, one) for one in outputs])
+
+
+@router.get("/case/positions.csv")
+def positions_csv(request: Request) -> Response:
+    """Return the positions of a case with --generate. Raises UsageError for other cases."""
+    with site_of(request).reader.reading() as database:
+        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        row = sessions.find_case(database, one, request.query_params.get("case", ""))
+    generation = read_detail(one, row).generation
+    if generation is None:
+        raise UsageError(f"{row['name']} has no generation", hint="reload the page")
+    rows = [[getattr(position, name) for name in _POSITION] for position in generation.record.positions]
+    return csv_answer.csv_rows(f"positions of {row['name']}", _POSITION, rows)
 
 
 def _output_row(against: str, one: Mapping[str, Any]) -> tuple[Any, ...]:
