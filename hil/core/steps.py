@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hil.core.clock import now_ns
-from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits
 from hil.errors import RunFailed, UsageError
 
 # Inputs of a stepped program, before the program's constant inputs.
@@ -25,6 +25,7 @@ LOGITS, POSITIONS, TOKENS = OUTPUTS = ("logits", "positions", "tokens")
 MAX_STEPS = 1 << 16
 # Maximum number of calls whose times are recorded.
 MAX_CALLS = 50_000
+_SEQUENCES = ("rules", "feedback", "shapes", "stop")
 # A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
 _MASKED = -3.4028234663852886e38
 
@@ -72,14 +73,16 @@ class StepsPlan:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
-        """Convert the value of :meth:`to_json`. Raises UsageError for an unknown rule."""
+        """Convert the value of :meth:`to_json`. Raises UsageError for other values."""
         try:
-            rules = tuple((place, Rule(rule)) for place, rule in values["rules"])
-        except ValueError as error:
+            rules = tuple((_number(place), Rule(rule)) for place, rule in values["rules"])
+            feedback = tuple((_number(place), _number(output)) for place, output in values["feedback"])
+            stop = tuple(map(_number, values["stop"]))
+            shapes = tuple(tuple(map(_number, shape)) for shape in values["shapes"])
+            rest = {name: value if name in _SEQUENCES else _number(value) for name, value in values.items()}
+            return cls(**{**rest, "rules": rules, "feedback": feedback, "shapes": shapes, "stop": stop})
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"invalid steps: {error}") from error
-        feedback = tuple((place, output) for place, output in values["feedback"])
-        shapes = tuple(map(tuple, values["shapes"]))
-        return cls(**{**values, "rules": rules, "feedback": feedback, "shapes": shapes, "stop": tuple(values["stop"])})
 
     def check(self, inputs: int, outputs: int) -> None:
         """Raise UsageError if the plan does not fit a program with this many inputs and outputs."""
@@ -297,6 +300,12 @@ def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[Ten
     )
 
 
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"expected a whole number, got {value!r:.40}")
+    return value
+
+
 def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
     size = size or total
     for begin in range(0, total, size):
@@ -342,7 +351,7 @@ def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
     seen = np.arange(size) <= last
     if dtype_of(spec.dtype).kind in "biu":
         return _shaped(spec, seen)
-    lowest = max(_MASKED, float(np.finfo(dtype_of(spec.dtype)).min)) if spec.dtype != "bfloat16" else _MASKED
+    lowest = max(_MASKED, float(float_limits(dtype_of(spec.dtype)).min))
     return _shaped(spec, np.where(seen, 0.0, lowest))
 
 

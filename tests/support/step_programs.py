@@ -1,0 +1,131 @@
+"""A decoder with integer weights, as a step program and as an ONNX model. All its results are exact in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.core.steps import Rule, StepsPlan
+from hil.core.tensors import Array, TensorSpec
+
+VOCABULARY = 7
+_WIDTH = 4
+_TABLE = np.random.default_rng(3).integers(-3, 4, (VOCABULARY, _WIDTH)).astype(np.float32)
+_HEAD = np.random.default_rng(4).integers(-3, 4, (_WIDTH, VOCABULARY)).astype(np.float32)
+_TURN = np.float32([1, 2, -1, 3])
+
+
+def logits_of(tokens: Sequence[int]) -> Array:
+    """Return the logits of all positions: the sum of the entries up to the position, times the head."""
+    return np.asarray(np.cumsum(_entries(np.array(tokens), np.arange(len(tokens))), 0) @ _HEAD)
+
+
+def _entries(tokens: Array, positions: Array) -> Array:
+    return np.asarray(_TABLE[tokens] + (positions[:, None] % 5).astype(np.float32) * _TURN)
+
+
+class SummingProgram:
+    """Decoder that adds up the entries of its cache.
+
+    Inputs: ids int64 [1, sequence], positions int64 [1, sequence], cache float32 [1, past, 4], and for a static cache
+    mask bool [1, 1, sequence, slots].
+
+    Args:
+        slots: size of a static cache; 0 is a growing cache.
+        last: return only the last row of logits.
+    """
+
+    function = "main"
+
+    def __init__(self, slots: int = 0, *, last: bool = False, tokens: int | None = None) -> None:
+        ids = (1, tokens)
+        self.slots, self.last = slots, last
+        self.inputs: tuple[TensorSpec, ...] = (
+            TensorSpec("ids", "int64", ids),
+            TensorSpec("positions", "int64", ids),
+            TensorSpec("cache", "float32", (1, slots or "past", _WIDTH)),
+        )
+        if slots:
+            self.inputs += (TensorSpec("mask", "bool", (1, 1, tokens, slots)),)
+        self.outputs = (
+            TensorSpec("logits", "float32", (1, tokens, VOCABULARY)),
+            TensorSpec("new_cache", "float32", (1, slots or "total", _WIDTH)),
+        )
+        self.renewed = 0
+        self.fed: list[list[Array]] = []
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        for spec, value in zip(self.inputs, inputs, strict=True):
+            assert spec.accepts(value.dtype.name, value.shape), (spec, value.shape)
+        self.fed.append([np.array(value) for value in inputs])
+        ids, positions, cache, *mask = inputs
+        entries = _entries(ids[0], positions[0])
+        if self.slots:
+            kept = cache.copy()
+            kept[0, positions[0]] = entries
+            seen = mask[0][0, 0]
+        else:
+            kept = np.concatenate([cache, entries[None]], 1)
+            seen = np.arange(kept.shape[1]) <= positions[0][:, None]
+        rows = seen.astype(np.float32) @ kept[0] @ _HEAD
+        return [rows[None, -1:] if self.last else rows[None], kept]
+
+    def to_array(self, place: int, value: Any) -> Array:
+        return np.asarray(value)
+
+
+def plan_of(program: SummingProgram, steps: int, **more: Any) -> StepsPlan:
+    """Return a plan for the program."""
+    rules = [(0, Rule.TOKENS), (1, Rule.POSITIONS), (3, Rule.MASK)][: len(program.inputs) - 1]
+    return StepsPlan(tuple(rules), ((2, 1),), 0, steps, bound=program.slots, **more)
+
+
+def save_summing_model(path: Path) -> Path:
+    """Write the decoder with a growing cache as an ONNX model."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    def value(name: str, dtype: int, shape: list[int | str]) -> Any:
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    constants = {"table": _TABLE, "head": _HEAD, "turn": _TURN, "five": np.int64(5), "axes": np.array([2], np.int64)}
+    nodes = [
+        ("Gather", ["table", "input_ids"], "rows", {}),
+        ("Mod", ["position_ids", "five"], "phase", {}),
+        ("Cast", ["phase"], "turns", {"to": TensorProto.FLOAT}),
+        ("Unsqueeze", ["turns", "axes"], "column", {}),
+        ("Mul", ["column", "turn"], "shift", {}),
+        ("Add", ["rows", "shift"], "entries", {}),
+        ("Concat", ["past.0.key", "entries"], "present.0.key", {"axis": 1}),
+        ("Shape", ["present.0.key"], "total", {"start": 1, "end": 2}),
+        ("Squeeze", ["total"], "count", {}),
+        ("Range", ["zero", "count", "one"], "slots", {}),
+        ("Unsqueeze", ["position_ids", "axes"], "own", {}),
+        ("LessOrEqual", ["slots", "own"], "visible", {}),
+        ("Cast", ["visible"], "seen", {"to": TensorProto.FLOAT}),
+        ("MatMul", ["seen", "present.0.key"], "sums", {}),
+        ("MatMul", ["sums", "head"], "logits", {}),
+    ]
+    constants |= {"zero": np.int64(0), "one": np.int64(1)}
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, [output], **more) for kind, inputs, output, more in nodes],
+        "summing",
+        [
+            value("input_ids", TensorProto.INT64, [1, "sequence"]),
+            value("position_ids", TensorProto.INT64, [1, "sequence"]),
+            value("past.0.key", TensorProto.FLOAT, [1, "past", _WIDTH]),
+        ],
+        [
+            value("logits", TensorProto.FLOAT, [1, "sequence", VOCABULARY]),
+            value("present.0.key", TensorProto.FLOAT, [1, "total", _WIDTH]),
+        ],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path

@@ -1,0 +1,387 @@
+"""Running decoders step by step: prompts, tokens, caches, input rules, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
+
+from hil.core import steps
+from hil.core.steps import MAX_STEPS, BoundSteps, Rule, SteppedProgram, StepsPlan, make_stepped, stepped_outputs
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import RunFailed, UsageError
+
+PROMPT = [1, 4, 2, 6]
+NONE: list[int] = []
+
+
+def ids(values: Sequence[int]) -> Array:
+    return np.array(values, np.int64)
+
+
+def run(program: Any, plan: StepsPlan, prompt: Sequence[int], forced: Sequence[int] = ()) -> list[Array]:
+    stepped = make_stepped(program, plan)
+    stepped.bind([ids(prompt), ids(forced), ids(NONE)])
+    stepped.run()
+    return stepped.fetch()
+
+
+def greedy(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count + 1):
+        tokens.append(int(np.argmax(logits_of(tokens)[-1])))
+    return tokens[len(prompt) :]
+
+
+def test_stepped_program_returns_logits_of_forced_tokens():
+    program = SummingProgram()
+    logits, positions, tokens, cache = run(program, plan_of(program, 9), PROMPT, [3, 3, 0])
+    np.testing.assert_array_equal(logits, logits_of([*PROMPT, 3, 3, 0]))
+    assert positions.tolist() == list(range(7)) and positions.dtype == np.int64
+    assert tokens.tolist() == np.argmax(logits[3:], -1).tolist()
+    assert cache.shape == (1, 7, 4)
+
+
+def test_stepped_program_picks_largest_logit():
+    program = SummingProgram()
+    logits, _, tokens, _ = run(program, plan_of(program, 6), PROMPT)
+    expected = greedy(PROMPT, 6)
+    assert tokens.tolist() == expected
+    np.testing.assert_array_equal(logits, logits_of([*PROMPT, *expected[:-1]]))
+
+
+def test_stepped_program_picks_lowest_token_of_equal_logits():
+    class Flat(SummingProgram):
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = super().step(inputs)
+            return [np.where(np.arange(VOCABULARY) >= 2, 5.0, 0.0) + 0 * logits, cache]
+
+    program = Flat()
+    assert run(program, plan_of(program, 2), PROMPT)[2].tolist() == [2, 2, 2]
+
+
+def test_stepped_program_ends_at_stop_token():
+    program = SummingProgram()
+    expected = greedy(PROMPT, 6)
+    stop = expected[2]
+    found = run(program, plan_of(program, 6, stop=(stop,)), PROMPT)[2].tolist()
+    assert found == expected[: expected.index(stop) + 1]
+
+
+def test_stepped_program_feeds_forced_stop_tokens():
+    program = SummingProgram()
+    tokens = run(program, plan_of(program, 6, stop=(3,)), PROMPT, [3, 3, 3])[2]
+    assert len(tokens) == 4
+
+
+def test_stepped_program_without_steps_returns_prefill():
+    program = SummingProgram()
+    logits, _, tokens, _ = run(program, plan_of(program, 0), PROMPT)
+    np.testing.assert_array_equal(logits, logits_of(PROMPT))
+    assert len(tokens) == 1
+
+
+@given(
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    forced=st.lists(st.integers(0, VOCABULARY - 1), max_size=6),
+    chunk=st.integers(0, 14),
+    slots=st.sampled_from([0, 24]),
+)
+def test_stepped_program_outputs_do_not_depend_on_chunk_size(
+    prompt: list[int], forced: list[int], chunk: int, slots: int
+):
+    whole, chunked = SummingProgram(slots), SummingProgram(slots)
+    expected = run(whole, plan_of(whole, 6), prompt, forced)
+    found = run(chunked, plan_of(chunked, 6, chunk=chunk), prompt, forced)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    sizes = [one[0].shape[1] for one in chunked.fed[: -(-len(prompt) // (chunk or len(prompt)))]]
+    assert sum(sizes) == len(prompt) and max(sizes) <= (chunk or len(prompt))
+
+
+def test_static_cache_equals_growing_cache():
+    grows, static = SummingProgram(), SummingProgram(slots=8)
+    expected = run(grows, plan_of(grows, 4), PROMPT)
+    found = run(static, plan_of(static, 4), PROMPT)
+    for ours, theirs in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(found[3][:, :8], expected[3])
+    mask = static.fed[0][3][0, 0]
+    assert mask.tolist() == [[slot <= row for slot in range(8)] for row in range(4)]
+    assert static.fed[1][3][0, 0].tolist() == [[True] * 5 + [False] * 3]
+
+
+def test_program_with_one_token_per_call_runs_prompt_token_by_token():
+    program = SummingProgram(tokens=1)
+    logits, positions, *_ = run(program, plan_of(program, 1), PROMPT, [3])
+    np.testing.assert_array_equal(logits, logits_of([*PROMPT, 3]))
+    assert positions.tolist() == [0, 1, 2, 3, 4] and len(program.fed) == 5
+
+
+def test_program_with_last_logits_returns_row_per_call():
+    program = SummingProgram(last=True)
+    logits, positions, *_ = run(program, plan_of(program, 2, chunk=3), PROMPT, [3, 5])
+    assert positions.tolist() == [2, 3, 4, 5]
+    np.testing.assert_array_equal(logits, logits_of([*PROMPT, 3, 5])[2:])
+
+
+def test_stepped_program_runs_other_prompt_between_runs():
+    program = SummingProgram()
+    stepped = make_stepped(program, plan_of(program, 1))
+    stepped.bind([ids(PROMPT), ids([3]), ids([5, 5])])
+    seen = []
+    for _ in range(3):
+        stepped.renew()
+        stepped.run()
+        seen.append([array.copy() for array in stepped.fetch()])
+        assert [call.tokens for call in stepped.calls] == [4, 1], "calls of the other prompt are not counted"
+    assert [one[0].shape[1] for one in program.fed] == [4, 1, 2, 4, 1, 2, 4, 1]
+    assert program.renewed == 1
+    for one in seen[1:]:
+        np.testing.assert_array_equal(one[0], seen[0][0])
+
+
+def test_other_prompt_reveals_state_between_prompts():
+    class Stale(SummingProgram):
+        """Keeps entries of the previous prompt in a cache of its own."""
+
+        left = np.zeros(4, np.float32)
+
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = super().step(inputs)
+            before, self.left = self.left, cache[0].sum(0)
+            return [logits + before.sum(), cache]
+
+    program = Stale()
+    stepped = make_stepped(program, plan_of(program, 0))
+    stepped.bind([ids(PROMPT), ids(NONE), ids([5, 5])])
+    first, second = [], []
+    for outputs in (first, second):
+        stepped.renew()
+        stepped.run()
+        outputs += stepped.fetch()
+    assert not np.array_equal(first[0], second[0])
+
+
+def test_program_may_overwrite_consumed_cache():
+    class InPlace(SummingProgram):
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = super().step(inputs)
+            inputs[2][...] = np.nan
+            return [logits, cache]
+
+    program, right = InPlace(slots=8), SummingProgram(slots=8)
+    found, expected = (run(one, plan_of(one, 3), PROMPT) for one in (program, right))
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+def test_program_may_reuse_memory_of_logits():
+    class Reusing(SummingProgram):
+        memory = np.zeros((1, 1, VOCABULARY), np.float32)
+
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = super().step(inputs)
+            self.memory[...] = logits
+            return [self.memory, cache]
+
+    program = Reusing(last=True)
+    logits = run(program, plan_of(program, 3), PROMPT)[0]
+    assert len(np.unique(logits, axis=0)) > 1
+
+
+def test_program_without_step_copies_cache():
+    class Bound:
+        """The summing program with only bind, run and fetch."""
+
+        def __init__(self) -> None:
+            self._own = SummingProgram()
+            self.inputs, self.outputs, self.function = self._own.inputs, self._own.outputs, "main"
+            self._made: list[Array] = []
+
+        def bind(self, inputs: list[Array]) -> None:
+            self._inputs = inputs
+
+        def run(self) -> None:
+            self._made = list(self._own.step(self._inputs))
+
+        def fetch(self) -> list[Array]:
+            return self._made
+
+    program = Bound()
+    stepped = make_stepped(program, plan_of(SummingProgram(), 3))
+    assert isinstance(stepped._program, BoundSteps) and stepped.placement() is None
+    found = run(program, plan_of(SummingProgram(), 3), PROMPT)
+    np.testing.assert_array_equal(found[0], logits_of([*PROMPT, *found[2][:-1]]))
+
+
+def test_stepped_program_passes_constant_inputs():
+    class Scaled(SummingProgram):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inputs = (*self.inputs, TensorSpec("scale", "float32", ()))
+
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = SummingProgram().step(inputs[:3])
+            return [logits * inputs[3], cache]
+
+    program = Scaled()
+    stepped = SteppedProgram(program, StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), 0, 1))
+    assert [spec.name for spec in stepped.inputs] == ["prompt", "forced", "other_prompt", "scale"]
+    stepped.bind([ids(PROMPT), ids(NONE), ids(NONE), np.array(2, np.float32)])
+    stepped.run()
+    np.testing.assert_array_equal(stepped.fetch()[0][:4], 2 * logits_of(PROMPT))
+
+
+def test_stepped_program_limits_recorded_calls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(steps, "MAX_CALLS", 3)
+    program = SummingProgram()
+    stepped = make_stepped(program, plan_of(program, 6))
+    stepped.bind([ids(PROMPT), ids(NONE), ids(NONE)])
+    stepped.run()
+    assert [call.tokens for call in stepped.calls] == [4, 1, 1] and len(stepped.fetch()[2]) == 7
+    assert all(call.start_ns <= call.end_ns for call in stepped.calls)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        ("int64", (1, "sequence"), [[3, 4]]),
+        ("int32", ("sequence",), [3, 4]),
+        ("int64", (1, 1), [[3]]),
+        ("int64", (1,), [3]),
+        ("int64", (), 3),
+        ("float32", (3, 1, "sequence"), None),
+    ],
+)
+def test_positions_rule_fills_every_shape(dtype: str, shape: tuple[Any, ...], expected: Any):
+    made = steps._make_positions(TensorSpec("p", dtype, shape), [5, 6], 3)
+    assert made.dtype.name == dtype
+    assert made.tolist() == ([[[3, 4]]] if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        ("int64", (1, "total"), [[1, 1, 1]]),
+        ("int64", (1, 5), [[1, 1, 1, 0, 0]]),
+        ("bool", ("sequence", "total"), [[True, True, True]]),
+        ("bool", (1, 1, "sequence", 4), [[[[True, True, False, False], [True, True, True, False]]]]),
+        ("uint8", (1, "sequence", "total"), [[[1, 1, 0], [1, 1, 1]]]),
+    ],
+)
+def test_mask_rule_shows_earlier_positions(dtype: str, shape: tuple[Any, ...], expected: Any):
+    made = steps._make_mask(TensorSpec("m", dtype, shape), [5, 6], 1)
+    assert made.dtype.name == dtype and made.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_mask_rule_adds_finite_numbers_to_floats(dtype: str):
+    made = steps._make_mask(TensorSpec("m", dtype, (1, 1, "sequence", 4)), [5, 6], 1).astype(np.float64)
+    assert np.isfinite(made).all() and (made[made != 0] < -60_000).all()
+    assert (made[0, 0] == 0).tolist() == [[True, True, False, False], [True, True, True, False]]
+
+
+def test_length_rules_fill_scalars_and_vectors():
+    assert steps._make_length(TensorSpec("n", "int32", ()), [5, 6], 3).tolist() == 5
+    assert steps._make_last(TensorSpec("n", "int32", ("batch",)), [5, 6], 3).tolist() == [4]
+    assert steps._make_last(TensorSpec("n", "int32", ("batch", 1)), [5, 6], 3).tolist() == [[4]]
+
+
+def test_stepped_outputs_describe_logits_and_cache():
+    program = SummingProgram()
+    specs = stepped_outputs(program.outputs, plan_of(program, 1))
+    assert [spec.name for spec in specs] == ["logits", "positions", "tokens", "new_cache"]
+    assert specs[0].shape == ("rows", VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "forced", "other", "message"),
+    [
+        ([], [], [], "the prompt is empty"),
+        ([1] * 6, [], [], "9 tokens exceed the cache of 8 tokens"),
+        ([1] * 6, [1] * 3, [], "9 tokens exceed the cache of 8 tokens"),
+        ([1], [], [1] * 9, "exceed the cache of 8 tokens"),
+    ],
+)
+def test_stepped_program_rejects_prompts_that_do_not_fit(
+    prompt: list[int], forced: list[int], other: list[int], message: str
+):
+    program = SummingProgram(slots=8)
+    stepped = make_stepped(program, plan_of(program, 3))
+    with pytest.raises(UsageError, match=message):
+        stepped.bind([ids(prompt), ids(forced), ids(other)])
+
+
+@pytest.mark.parametrize("forced", [[], [1, 2, 3]])
+def test_stepped_program_fills_whole_cache(forced: list[int]):
+    program = SummingProgram(slots=8)
+    logits = run(program, plan_of(program, 3), [1] * 5, forced)[0]
+    assert len(logits) == 8
+
+
+def test_stepped_program_rejects_fixed_number_of_tokens():
+    program = SummingProgram(tokens=16)
+    with pytest.raises(UsageError, match="takes 16 tokens per call, expected 1 or any number"):
+        make_stepped(program, plan_of(program, 3))
+
+
+def test_stepped_program_rejects_wrong_number_of_rows():
+    class Short(SummingProgram):
+        def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+            logits, cache = super().step(inputs)
+            return [logits[:, :2], cache]
+
+    program = Short()
+    with pytest.raises(RunFailed, match="2 rows of logits for 4 tokens"):
+        run(program, plan_of(program, 3), PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rules": ((0, Rule.TOKENS), (0, Rule.POSITIONS))}, r"the inputs \[0, 0, 2\]"),
+        ({"rules": ((0, Rule.TOKENS), (2, Rule.POSITIONS))}, r"the inputs \[0, 2, 2\]"),
+        ({"rules": ((9, Rule.TOKENS),)}, r"the inputs \[9, 2\] of a program with 3 inputs"),
+        ({"rules": ((-1, Rule.TOKENS),)}, r"the inputs \[-1, 2\]"),
+        ({"rules": ()}, "one input must take the tokens"),
+        ({"rules": ((0, Rule.TOKENS), (1, Rule.TOKENS))}, "one input must take the tokens"),
+        ({"feedback": ((2, 2),)}, r"the outputs \[0, 2\] of a program with 2 outputs"),
+        ({"logits": 5}, r"the outputs \[5, 1\]"),
+        ({"logits": -1}, r"the outputs \[-1, 1\]"),
+        ({"steps": MAX_STEPS + 1}, "65537 steps"),
+        ({"steps": -1}, "-1 steps"),
+        ({"chunk": -1}, "invalid steps"),
+        ({"bound": -1}, "invalid steps"),
+    ],
+)
+def test_plan_check_rejects_invalid_plans(change: dict[str, Any], message: str):
+    values = {**vars(plan_of(SummingProgram(), 3)), **change}
+    with pytest.raises(UsageError, match=message):
+        StepsPlan(**values).check(3, 2)
+
+
+def test_plan_json_round_trip():
+    plan = plan_of(SummingProgram(slots=8), 3, chunk=2, stop=(0, 5))
+    assert StepsPlan.of_json(plan.to_json()) == plan
+
+
+_PLAN = plan_of(SummingProgram(), 3).to_json()
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["tokens", "mask", "", "x"])
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+
+
+@given(st.dictionaries(st.sampled_from([*_PLAN, "other"]), values, max_size=4), st.sets(st.sampled_from([*_PLAN])))
+def test_plan_of_json_raises_usage_error_for_any_value(changed: dict[str, Any], missing: set[str]):
+    found = {name: value for name, value in {**_PLAN, **changed}.items() if name not in missing}
+    try:
+        plan = StepsPlan.of_json(found)
+        plan.check(3, 2)
+    except UsageError:
+        return
+    assert StepsPlan.of_json(plan.to_json()) == plan
+    range(plan.steps)
