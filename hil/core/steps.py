@@ -79,8 +79,8 @@ class StepsPlan:
             feedback = tuple((_number(place), _number(output)) for place, output in values["feedback"])
             stop = tuple(map(_number, values["stop"]))
             shapes = tuple(tuple(map(_number, shape)) for shape in values["shapes"])
-            rest = {name: value if name in _SEQUENCES else _number(value) for name, value in values.items()}
-            return cls(**{**rest, "rules": rules, "feedback": feedback, "shapes": shapes, "stop": stop})
+            numbers = {name: _number(value) for name, value in values.items() if name not in _SEQUENCES}
+            return cls(rules=rules, feedback=feedback, shapes=shapes, stop=stop, **numbers)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"invalid steps: {error}") from error
 
