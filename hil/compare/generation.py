@@ -151,6 +151,7 @@ class GenerationVerdict:
     first_divergent: int | None = None
 
 
+@np.errstate(all="ignore")
 def judge_generation(
     board: Generated, reference: Generated, control: Generated, baseline: Generated | None = None
 ) -> GenerationVerdict:
@@ -243,22 +244,19 @@ def _largest(values: Array) -> float:
 
 
 def _log_softmax(logits: Array) -> Array:
-    with np.errstate(all="ignore"):
-        shifted = logits - logits.max(-1, keepdims=True)
-        return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+    shifted = logits - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _divergence(expected: Array, actual: Array) -> Array:
     """Return the KL divergence of each row, in nats: sum(p * (log p - log q)), where p is expected."""
     p, q = _log_softmax(expected), _log_softmax(actual)
-    with np.errstate(all="ignore"):
-        terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
-        return np.asarray(np.maximum(terms.sum(-1), 0.0))
+    terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
+    return np.asarray(np.maximum(terms.sum(-1), 0.0))
 
 
 def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Bounds) -> list[RowResult]:
-    with np.errstate(all="ignore"):
-        kl, error = _divergence(expected, actual), np.abs(actual - expected).max(-1)
+    kl, error = _divergence(expected, actual), np.abs(actual - expected).max(-1)
     top = np.sort(expected, -1)[:, -2:]
     margins = top[:, -1] - top[:, 0]
     return [
@@ -358,8 +356,7 @@ def _compare_cache(
         error = np.abs(rounded - exact).max(-1, initial=0.0)
         scale = float(np.abs(expected).max(initial=0.0))
         limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
-        with np.errstate(all="ignore"):
-            wrong = ~(np.abs(actual - expected).max(-1, initial=0.0) <= limit)
+        wrong = ~(np.abs(actual - expected).max(-1, initial=0.0) <= limit)
         key = (one.layer, one.is_key)
         rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, np.flatnonzero(wrong))}))
         names.setdefault(key, one.name)
