@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hil.controller.models.generation.spec import GenerateSpec
 from hil.core.steps import Rule, StepsPlan
@@ -26,6 +26,10 @@ _PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out
 # Names of the dimension that grows with each token.
 _POSITIONS = re.compile(r"past|seq|len|total|cache_size|position")
 _NUMBER = re.compile(r"\d+")
+# Parts that exporters add to names: scopes and signatures before, output numbers after.
+_ADDED = re.compile(r"^(.*/)?((serving_default|decode|prefill(_\d+)?)_)?|:\d+$")
+# Keys in a name: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" of "key_values".
+_KEY = re.compile(r"(?<![a-z])(keys?|k)(?![a-z])(?!_?values?)")
 _ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation.md"
 
 
@@ -88,7 +92,8 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
         missing = "an output with logits" if not logits else "an input with token ids"
         raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
     pairs = sorted((taken[own], made[other]) for own, other in cache.items())
-    bounds = {size for own in cache if (size := _bound_of(inputs[taken[own]])) is not None}
+    mask = next((inputs[place] for place, rule in rules if rule is Rule.MASK), None)
+    bound = _bound_of([inputs[place] for place, _ in pairs], mask)
     plan = StepsPlan(
         rules=tuple(rules),
         feedback=tuple(pairs),
@@ -97,9 +102,9 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
         steps=spec.steps,
         chunk=spec.chunk,
         stop=tuple(spec.stop),
-        bound=min(bounds, default=0),
+        bound=bound,
     )
-    tensors = [_describe_cache(inputs[place], outputs[output]) for place, output in plan.feedback]
+    tensors = [_describe_cache(inputs[place], outputs[output], bound) for place, output in plan.feedback]
     return Decoder(plan, _numbered_layers(tensors), tuple(one.name for one in free))
 
 
@@ -134,8 +139,8 @@ def _pair_cache(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
 
 
 def _find_name(names: Iterable[str], specs: Sequence[TensorSpec]) -> str:
-    """Return the first spec with one of the names. A signature may prefix names: ``decode_tokens:0``."""
-    plain = {re.sub(r"^.*/|:\d+$", "", one.name): one.name for one in specs}
+    """Return the first spec with one of the names. Exporters add prefixes and numbers: ``decode_tokens:0``."""
+    plain = {_ADDED.sub("", one.name): one.name for one in specs}
     return next((plain[name] for name in names if name in plain), "")
 
 
@@ -151,16 +156,21 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(str(one) for one in specs[:8]) + (", ..." if len(specs) > 8 else "")
 
 
-def _axis_of(spec: TensorSpec) -> int:
-    """Return the axis of the positions: the unknown size, best with a fitting name, or the second axis from the end."""
+def _axis_of(spec: TensorSpec, bound: int) -> int:
+    """Return the axis of the positions.
+
+    This is the unknown size, best with a fitting name, or the size of the mask, or the second axis from the end.
+    """
     unknown = [axis for axis, size in enumerate(spec.shape) if axis and not isinstance(size, int)]
     named = [axis for axis in unknown if _POSITIONS.search(str(spec.shape[axis]).lower())]
+    if not unknown and bound in spec.shape[1:]:
+        return spec.shape.index(bound, 1)
     return (named or unknown or [max(len(spec.shape) - 2, 0)])[-1]
 
 
 def _make_empty_shape(spec: TensorSpec) -> tuple[int, ...]:
     """Return the shape of an empty cache tensor. Raises UsageError for a size that only the user knows."""
-    axis, shape = _axis_of(spec), []
+    axis, shape = _axis_of(spec, 0), []
     for place, size in enumerate(spec.shape):
         if isinstance(size, int):
             shape.append(size)
@@ -171,21 +181,30 @@ def _make_empty_shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _bound_of(spec: TensorSpec) -> int | None:
-    """Return the number of positions of a cache with a fixed size, or None."""
-    size = spec.shape[_axis_of(spec)] if spec.shape else None
-    return size if isinstance(size, int) else None
+def _bound_of(cache: Sequence[TensorSpec], mask: TensorSpec | None) -> int:
+    """Return the number of positions of a cache with a fixed size, or 0. A mask has it as the last size."""
+    size = mask.shape[-1] if mask is not None and mask.shape else None
+    if isinstance(size, int) and all(size in spec.shape[1:] for spec in cache):
+        return size
+    sizes = [spec.shape[_axis_of(spec, 0)] for spec in cache if spec.shape]
+    return min((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def _describe_cache(own: TensorSpec, other: TensorSpec) -> CacheTensor:
-    numbers = _NUMBER.findall(own.name)
-    is_key = bool(re.search(r"key\b|(^|[._])k([._]|$)|\.key$|_k_", own.name))
-    return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, _axis_of(own))
+def _describe_cache(own: TensorSpec, other: TensorSpec, bound: int) -> CacheTensor:
+    name = _ADDED.sub("", own.name)
+    numbers = _NUMBER.findall(name)
+    is_key = bool(_KEY.search(name.lower()))
+    return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, _axis_of(own, bound))
 
 
 def _numbered_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
-    """Number the layers from 0. Without numbers in the names, two tensors in order form a layer."""
-    if any(one.layer < 0 for one in tensors):
-        return tuple(CacheTensor(one.output, place // 2, one.is_key, one.axis) for place, one in enumerate(tensors))
-    order = {number: place for place, number in enumerate(sorted({one.layer for one in tensors}))}
-    return tuple(CacheTensor(one.output, order[one.layer], one.is_key, one.axis) for one in tensors)
+    """Number the layers from 0. If names only number the tensors, keys and values in turns form the layers."""
+    numbers = {one.layer for one in tensors}
+    is_flat = len(numbers) == len(tensors) and len(tensors) % 2 == 0 and not any(one.is_key for one in tensors)
+    if -1 in numbers or is_flat:
+        return tuple(
+            replace(one, layer=place // 2, is_key=one.is_key or (is_flat and place % 2 == 0))
+            for place, one in enumerate(tensors)
+        )
+    order = {number: place for place, number in enumerate(sorted(numbers))}
+    return tuple(replace(one, layer=order[one.layer]) for one in tensors)

@@ -70,7 +70,7 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: list[Token] = []
     tokenizer: str = ""
     reference: str = ""
-    lengths: list[Annotated[int, Meta(ge=1, le=MAX_STEPS)]] = []
+    lengths: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_STEPS)]], Meta(max_length=256)] = []
     roles: Roles = msgspec.field(default_factory=Roles)
 
 

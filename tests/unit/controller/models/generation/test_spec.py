@@ -1,0 +1,133 @@
+"""Generation specifications: prompts as tokens and texts, lengths, names, and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.models.generation.spec import GenerateSpec, read_spec
+from hil.errors import UsageError
+
+
+def read(folder: Path, text: str) -> GenerateSpec:
+    (folder / "spec.toml").write_text(text)
+    return read_spec(folder / "spec.toml")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """Write a tokenizer that maps words to numbers, and adds a token at the start of a text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<s>": 0, "the": 1, "board": 2, "runs": 3, "<unk>": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_read_spec_reads_all_fields(tmp_path: Path):
+    spec = read(
+        tmp_path,
+        """
+steps = 5
+chunk = 2
+stop = [0, 3]
+[[prompt]]
+name = "a"
+tokens = [1, 2]
+forced = [3]
+[roles]
+tokens = "ids"
+[roles.cache]
+"in" = "out"
+""",
+    )
+    assert (spec.steps, spec.chunk, spec.stop) == (5, 2, [0, 3])
+    assert [(one.name, one.tokens, one.forced) for one in spec.prompt] == [("a", [1, 2], [3])]
+    assert spec.roles.tokens == "ids" and spec.roles.cache == {"in": "out"}
+
+
+def test_read_spec_has_defaults_and_unique_names(tmp_path: Path):
+    prompts = '[[prompt]]\ntokens = [1]\n[[prompt]]\nname = "x"\ntokens = [2]\n[[prompt]]\nname = "x"\ntokens = [3]\n'
+    spec = read(tmp_path, prompts)
+    assert (spec.steps, spec.chunk, spec.stop, spec.lengths) == (32, 0, [], [])
+    names = [one.name for one in spec.prompt]
+    assert names[0] == "prompt-1" and len(set(names)) == 3
+
+
+def test_read_spec_cuts_first_prompt_to_lengths(tmp_path: Path):
+    text = 'lengths = [1, 3, 4]\n[[prompt]]\nname = "a"\ntokens = [5, 6, 7, 8]\n[[prompt]]\ntokens = [9]\n'
+    spec = read(tmp_path, text)
+    assert [(one.name, one.tokens, one.forced) for one in spec.prompt[2:]] == [
+        ("a-1", [5], [6, 7, 8]),
+        ("a-3", [5, 6, 7], [8]),
+        ("a-4", [5, 6, 7, 8], []),
+    ]
+
+
+def test_read_spec_converts_texts(tmp_path: Path, tokenizer: Path):
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntext = "the board"\nforced_text = "runs fast"\n'
+    (prompt,) = read(tmp_path, text).prompt
+    assert prompt.tokens == [0, 1, 2], "with the token at the start"
+    assert prompt.forced == [3, 4], "without it"
+
+
+def test_read_spec_prefers_tokens_over_text(tmp_path: Path, tokenizer: Path):
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntext = "the board"\ntokens = [7]\n'
+    assert read(tmp_path, text).prompt[0].tokens == [7]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "missing required field `prompt`", "docs/generation.md"),
+        ("prompt = []", "length >= 1", "docs/generation.md"),
+        ("[[prompt]]\n", "a prompt has no tokens", "tokens = [...]"),
+        ("[[prompt]]\ntokens = []", "a prompt has no tokens", ""),
+        ("[[prompt]]\ntokens = [-1]", ">= 0", ""),
+        ("[[prompt]]\ntokens = [2147483648]", "<= 2147483647", ""),
+        ("[[prompt]]\ntokens = [1.5]", "`int`", "docs/generation.md"),
+        ("[[prompt]]\ntokens = [1]\ntoken = 3", "`token`", ""),
+        ("[[prompt]]\ntext = 'the board'", "the prompt 'the board' is a text", "tokenizer.json"),
+        ("[[prompt]]\ntokens = [1]\nforced_text = 'x'", "the prompt 'x' is a text", ""),
+        ("steps = 65537\n[[prompt]]\ntokens = [1]", "<= 65536", ""),
+        ("chunk = -1\n[[prompt]]\ntokens = [1]", ">= 0", ""),
+        ("lengths = [2]\n[[prompt]]\ntokens = [1]", "lengths has 2, the first prompt has 1 tokens", "extend"),
+        ("lengths = [0]\n[[prompt]]\ntokens = [1]", ">= 1", ""),
+        (f"lengths = {[1] * 300}\n[[prompt]]\ntokens = [1]", "length <= 256", ""),
+        ("[[prompt]]\ntokens = [1]\n[roles]\ninputs = 'x'", "`inputs`", ""),
+        ("tokenizer = 'none.json'\n[[prompt]]\ntokens = [1]", "cannot read the tokenizer", ""),
+        ("[[prompt", "spec.toml", ""),
+    ],
+)
+def test_read_spec_rejects_invalid_files(tmp_path: Path, text: str, message: str, hint: str):
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_read_spec_rejects_unreadable_files(tmp_path: Path, content: bytes | None):
+    if content is not None:
+        (tmp_path / "spec.toml").write_bytes(content)
+    with pytest.raises(UsageError, match="cannot read") as caught:
+        read_spec(tmp_path / "spec.toml")
+    assert caught.value.option == "--generate"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1", '{"model": 5}'])
+def test_read_spec_rejects_invalid_tokenizers(tmp_path: Path, content: str):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(UsageError, match=r"cannot read the tokenizer .*t\.json"):
+        read(tmp_path, "tokenizer = 't.json'\n[[prompt]]\ntext = 'x'\n")
+
+
+def test_read_spec_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UsageError, match="requires tokenizers") as caught:
+        read(tmp_path, "tokenizer = 't.json'\n[[prompt]]\ntext = 'x'\n")
+    assert "hil[generation]" in caught.value.hint
