@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,19 +14,23 @@ from hypothesis import strategies as st
 
 from hil.agent import answers, forkserver, ipc
 from hil.core.results import Part
+from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
 from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
+from hil.protocol.v1 import agent_pb2 as pb
 
-OPS = ("prepare", "load", "invoke", "profile")
+OPS = ("prepare", "load", "invoke", "profile", "generate")
 SPEC = {"name": "x", "dtype": "float32", "shape": [1, "n", None]}
 LOADED = {"inputs": [SPEC], "outputs": [], "function": "main", "load_ns": 5}
 OUTPUT = {"name": "y", "dtype": "float32", "shape": [2], "at": 0, "bytes": 8}
 RAN = {"outputs": [OUTPUT], "placement": [{"device": "cpu", "nodes": 2, "names": ["a", "b"], "elsewhere": False}]}
 FILE = {"name": "profile.json", "dtype": "uint8", "shape": [8], "at": 0, "bytes": 8}
 PROFILED = {"outputs": [FILE]}
-SAID = {"prepare": {}, "load": LOADED, "invoke": RAN, "profile": PROFILED}
+SAID = {"prepare": {}, "load": LOADED, "invoke": RAN, "profile": PROFILED, "generate": RAN}
 # Warm-up time, CPU time, peak memory; one start, one end.
 TOLD = {"prepare": (), "load": (), "invoke": (3, 4, 5, 1, 2), "profile": (3, 4, 5)}
+# The same, and two calls of a decoder: tokens, start, end.
+TOLD["generate"] = (*TOLD["invoke"], 4, 10, 20, 1, 20, 25)
 
 numbers = st.integers() | st.floats() | st.sampled_from([-1, 0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64])
 leaves = st.none() | st.booleans() | numbers | st.text(max_size=4) | st.sampled_from(["float32", "string", "\ud800"])
@@ -50,6 +55,10 @@ def check(answer: answers.Answer, iterations: int) -> None:
                 from_bytes(bytes(output.size), output.dtype, output.shape)
         assert end == answer.size
         assert len(answer.start_ns) == len(answer.end_ns) == iterations
+        assert len(answer.calls) <= MAX_CALLS
+        for call in answer.calls:
+            assert 0 <= call.tokens < 1 << 32 and call.start_ns <= call.end_ns
+            pb.StepCall(**vars(call))
 
 
 def test_read_reply_decodes_worker_messages():
@@ -59,6 +68,44 @@ def test_read_reply_decodes_worker_messages():
     ran = answers.read(encoded(RAN, TOLD["invoke"]), "invoke", 1)
     placement = (Part("cpu", 2, ("a", "b")),)
     assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), (1,), (2,), 3, 4, 5, placement)
+
+
+def test_read_reply_decodes_calls_of_decoder():
+    ran = answers.read(encoded(RAN, TOLD["generate"]), "generate", 1)
+    assert isinstance(ran, answers.Ran)
+    assert ran.calls == (StepCall(4, 10, 20), StepCall(1, 20, 25))
+    whole = answers.read(encoded(RAN, TOLD["invoke"]), "invoke", 1)
+    assert replace(ran, calls=()) == whole
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [
+        ((1,), "incomplete call"),
+        ((1, 2), "incomplete call"),
+        ((-1, 2, 3), "number of tokens out of range"),
+        ((1 << 32, 2, 3), "number of tokens out of range"),
+        ((1, 2, 3) * (MAX_CALLS + 1), "invalid response"),
+    ],
+)
+def test_read_reply_rejects_invalid_calls(numbers: tuple[int, ...], problem: str):
+    with pytest.raises(RunCrashed, match=problem):
+        answers.read(encoded(RAN, (*TOLD["invoke"], *numbers)), "generate", 1)
+
+
+def test_read_reply_rejects_calls_that_run_backwards():
+    with pytest.raises(answers.ClockStepped):
+        answers.read(encoded(RAN, (*TOLD["invoke"], 1, 3, 2)), "generate", 1)
+
+
+def test_read_reply_rejects_calls_of_other_operations():
+    with pytest.raises(RunCrashed):
+        answers.read(encoded(RAN, TOLD["generate"]), "invoke", 1)
+
+
+def test_read_reply_accepts_most_calls():
+    ran = answers.read(encoded(RAN, (*TOLD["invoke"], *(1, 2, 3) * MAX_CALLS)), "generate", 1)
+    assert isinstance(ran, answers.Ran) and len(ran.calls) == MAX_CALLS
 
 
 def test_read_reply_caches_repeated_text_but_not_numbers():

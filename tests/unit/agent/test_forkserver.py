@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.step_programs import SummingProgram, logits_of, plan_of
 
 from hil.agent.forkserver import _ForkedWorker
 from hil.agent.ipc import Arena, lay_out
-from hil.core.tensors import Array, TensorSpec
-from hil.errors import RunFailed
+from hil.core.steps import SteppedProgram, StepsPlan
+from hil.core.tensors import Array, TensorSpec, from_bytes
+from hil.errors import RunFailed, UsageError
 
 GIVEN = np.array([1, 2], np.float32)
 
@@ -48,6 +50,77 @@ class CountingProgram:
             if number < self.reported:
                 check(self.fetch())
         return []
+
+
+def generate(program: SummingProgram, inputs: Sequence[Array], plan: dict[str, Any]) -> tuple[list[Array], list[int]]:
+    """Run a decoder twice. Return the outputs, and the numbers of the calls in the second run."""
+    given, made = Arena(), Arena()
+    names = ("prompt", "forced", "other_prompt")
+    entries, size = lay_out(given, zip(names, inputs, strict=True))
+    worker = _ForkedWorker(given, made)
+    worker.program = program
+    found = worker.do_generate({"inputs": entries, "bytes": size, "warmup": 1, "iterations": 1, "steps": plan})
+    assert [(runs, first) for runs, first, _ in found["answers"]] == [(2, 0)]
+    view = made.view(max(one["at"] + one["bytes"] for one in found["outputs"]), grow=False)
+    arrays = [
+        from_bytes(view[one["at"] : one["at"] + one["bytes"]], one["dtype"], one["shape"]) for one in found["outputs"]
+    ]
+    return arrays, worker.numbers[5:]
+
+
+IDS = [np.array(one, np.int64) for one in ([1, 4, 2], [3, 5], [6, 6])]
+
+
+def test_worker_generates_tokens():
+    program = SummingProgram()
+    (logits, positions, tokens, _), calls = generate(program, IDS, plan_of(program, 9).to_json())
+    np.testing.assert_array_equal(logits, logits_of([1, 4, 2, 3, 5]))
+    assert positions.tolist() == [0, 1, 2, 3, 4] and len(tokens) == 3
+    assert calls[::3] == [3, 1, 1], "the calls of the timed run, without warm-up and other prompt"
+    assert all(start <= end for start, end in zip(calls[1::3], calls[2::3], strict=True))
+
+
+def test_worker_lets_program_replace_its_steps():
+    class Faulty(SummingProgram):
+        def stepped(self, plan: StepsPlan) -> SteppedProgram:
+            class Other(SteppedProgram):
+                def _pick(self, row: Array, position: int) -> int:
+                    return 0
+
+            return Other(self, plan)
+
+    program = Faulty()
+    assert generate(program, IDS, plan_of(program, 9).to_json())[0][2].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": 9}, "the outputs"),
+        ({"rules": [[0, "tokens"], [9, "mask"]]}, "the inputs"),
+        ({"rules": [[0, "x"]]}, "invalid steps"),
+        ({"steps": 1 << 20}, "1048576 steps"),
+        ({"bound": 4}, "5 tokens exceed the cache of 4 tokens"),
+    ],
+)
+def test_worker_rejects_invalid_steps(change: dict[str, Any], message: str):
+    program = SummingProgram()
+    with pytest.raises(UsageError, match=message):
+        generate(program, IDS, plan_of(program, 9).to_json() | change)
+
+
+@pytest.mark.parametrize(
+    "inputs", [IDS[:2], [*IDS, IDS[0]], [np.zeros((1, 2), np.int64), *IDS[1:]], [np.float32([1]), *IDS[1:]]]
+)
+def test_worker_rejects_invalid_prompts(inputs: list[Array]):
+    program = SummingProgram()
+    given = Arena()
+    entries, size = lay_out(given, ((str(number), array) for number, array in enumerate(inputs)))
+    worker = _ForkedWorker(given, Arena())
+    worker.program = program
+    order = {"inputs": entries, "bytes": size, "warmup": 0, "iterations": 1, "steps": plan_of(program, 9).to_json()}
+    with pytest.raises(UsageError):
+        worker.do_generate(order)
 
 
 def answer(program: CountingProgram, op: str, tmp_path: Path) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hil.core.steps import Rule, StepsPlan
 from hil.core.tensors import DTYPES, TensorSpec, to_bytes
+from hil.errors import UsageError
 from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -25,6 +27,32 @@ specs = st.builds(
 def test_tensor_spec_survives_message_round_trip(spec):
     sent = pb.TensorSpec.FromString(wire.spec_to_message(spec).SerializeToString())
     assert wire.spec_from_message(sent) == spec
+
+
+uints = st.integers(0, 2**32 - 1)
+plans = st.builds(
+    StepsPlan,
+    st.lists(st.tuples(uints, st.sampled_from(Rule)), max_size=5).map(tuple),
+    st.lists(st.tuples(uints, uints), max_size=5).map(tuple),
+    logits=uints,
+    steps=uints,
+    chunk=uints,
+    stop=st.lists(uints, max_size=4).map(tuple),
+    bound=uints,
+)
+
+
+@given(plans)
+def test_steps_plan_survives_message_round_trip(plan):
+    sent = pb.Steps.FromString(wire.steps_to_message(plan).SerializeToString())
+    assert wire.steps_from_message(sent) == plan
+
+
+@pytest.mark.parametrize("rule", ["", "TOKENS", "tokens ", "x" * 1000])
+def test_steps_from_message_rejects_unknown_rule(rule):
+    with pytest.raises(UsageError, match="invalid steps") as caught:
+        wire.steps_from_message(pb.Steps(rules=[pb.InputRule(input=0, rule=rule)]))
+    assert len(caught.value.message) < 2000
 
 
 @given(st.integers(0, 3 * wire.CHUNK + 7))
