@@ -35,13 +35,25 @@ from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
 from hil.core.repetition import Repetition
 from hil.core.results import Model, Outcome, RunResult, Stage
-from hil.core.steps import FORCED, LOGITS, OTHER_PROMPT, OUTPUTS, POSITIONS, PROMPT, TOKENS, Rule
-from hil.core.tensors import Array
+from hil.core.steps import (
+    FORCED,
+    LOGITS,
+    OTHER_PROMPT,
+    OUTPUTS,
+    POSITIONS,
+    PROMPT,
+    TOKENS,
+    Rule,
+    StepsPlan,
+    stepped_outputs,
+)
+from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of
 
 # The run before the timed one. Another prompt runs between them.
 _LEAST_WARMUP = 1
 # Maximum number of outputs that a message names.
 _SHOWN = 2
+_FLOATS = "fV"  # NumPy's kinds; V is bfloat16
 
 
 def begin_generation(case: Case, context: RunContext) -> Case:
@@ -122,6 +134,39 @@ def steps_arguments(case: Case) -> dict[str, Any]:
     }
 
 
+def check_generation(case: Case) -> None:
+    """Check that the board returned logits and a token for each step. Raises ProtocolBroken."""
+    decoder, result, inputs = case.decoder, case.result, case.inputs
+    assert decoder is not None and result is not None and inputs is not None
+    _check_outputs(case, result, inputs, decoder.plan)
+
+
+def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], plan: StepsPlan) -> None:
+    """Check that the outputs fit each other and the model. Raises ProtocolBroken."""
+    assert case.decoder is not None and case.model is not None
+    outputs, prompt, forced = result.outputs, len(inputs[PROMPT]), len(inputs[FORCED])
+    steps = forced or plan.steps
+    specs = {spec.name: spec for spec in stepped_outputs(case.model.outputs or (), plan)}
+    for name in (*OUTPUTS, *(one.output for one in case.decoder.cache)):
+        if name not in outputs or not _is_like(specs[name], outputs[name]):
+            raise errors.ProtocolBroken(f"the board returned no valid output {specs[name]}")
+    positions, tokens = outputs[POSITIONS].tolist(), outputs[TOKENS].tolist()
+    is_whole = len(tokens) == steps + 1 or (not forced and tokens and tokens[-1] in plan.stop)
+    last = list(range(prompt - 1, prompt - 1 + len(tokens)))
+    is_ordered = positions == sorted(set(positions)) and positions[-len(tokens) :] == last and positions[0] >= 0
+    if not is_whole or len(tokens) > steps + 1 or not is_ordered or len(outputs[LOGITS]) != len(positions):
+        raise errors.ProtocolBroken(
+            f"the board returned {len(outputs[LOGITS])} rows of logits at {len(positions)} positions, "
+            f"and {len(tokens)} tokens, for a prompt of {prompt} tokens and {steps} steps"
+        )
+
+
+def _is_like(spec: TensorSpec, array: Array) -> bool:
+    """Return whether an array fits a spec. A compiler may change the dtype of floats."""
+    are_floats = array.dtype.kind in _FLOATS and dtype_of(spec.dtype).kind in _FLOATS
+    return spec.accepts(spec.dtype if are_floats else dtype_name(array.dtype), array.shape)
+
+
 def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """Run all tokens of a generation as a prompt, to compare the prompt's calls with the steps' calls.
 
@@ -134,8 +179,10 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
         return case
     inputs = {**_with_all_tokens(case), FORCED: np.empty(0, np.int64), OTHER_PROMPT: np.empty(0, np.int64)}
     inputs[PROMPT] = np.concatenate([inputs[PROMPT], _fed_tokens(case)])
-    arguments = {**steps_arguments(case), "steps": replace(decoder.plan, steps=0, chunk=0), "warmup": 0}
+    plan = replace(decoder.plan, steps=0, chunk=0)
+    arguments = {**steps_arguments(case), "steps": plan, "warmup": 0}
     prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
+    _check_outputs(case, prefill, inputs, plan)
     return replace(case, prefill=prefill)
 
 

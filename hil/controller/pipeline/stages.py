@@ -34,7 +34,13 @@ from hil.controller.models.sizing.sizes import range_text
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
-from hil.controller.pipeline.generation import begin_generation, refer_generation, run_prefill, steps_arguments
+from hil.controller.pipeline.generation import (
+    begin_generation,
+    check_generation,
+    refer_generation,
+    run_prefill,
+    steps_arguments,
+)
 from hil.controller.pipeline.repeated import run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -218,6 +224,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 fetch_s=call.fetch_s,
             )
             if case.decoder is not None:
+                check_generation(case)
                 case = run_prefill(replace(case, calls=call.calls), program)
             yield case
             tools.sink.keep(case, "outputs")

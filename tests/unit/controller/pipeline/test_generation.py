@@ -1,0 +1,136 @@
+"""Generations in the pipeline: inputs of a case, checks of the board's outputs, and the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.step_programs import SummingProgram, logits_of, save_summing_model
+
+from hil.controller.models.importers.onnx import spec_of_value
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.generation import begin_generation, check_generation
+from hil.controller.pipeline.settings.options import Options
+from hil.core.results import Model, RunResult
+from hil.core.steps import SteppedProgram
+from hil.errors import ProtocolBroken, UsageError
+
+SPEC = """
+steps = 3
+[[prompt]]
+name = "free"
+tokens = [1, 4, 2]
+[[prompt]]
+name = "forced"
+tokens = [1, 4, 2]
+forced = [5, 0]
+"""
+
+
+def begin(folder: Path, prompt: str = "free", spec: str = SPEC, **options: Any) -> Case:
+    import onnx
+
+    (folder / "spec.toml").write_text(spec)
+    loaded = onnx.load(save_summing_model(folder / "m.onnx"))
+    inputs, outputs = (tuple(map(spec_of_value, values)) for values in (loaded.graph.input, loaded.graph.output))
+    path = folder / "m.onnx"
+    model = Model("m", "onnx", path, {"m.onnx": path}, "digest", inputs=inputs, outputs=outputs)
+    settings = Options(generate=folder / "spec.toml", prompt=prompt, **options)
+    return begin_generation(Case("m", path, settings, folder, model=model))
+
+
+def ran(case: Case) -> Case:
+    """Return the case with the outputs of a right board."""
+    assert case.decoder is not None and case.inputs is not None
+    stepped = SteppedProgram(SummingProgram(), case.decoder.plan)
+    stepped.bind(list(case.inputs.values()))
+    stepped.run()
+    names = ("logits", "positions", "tokens", "present.0.key")
+    return replace(case, result=RunResult("board", dict(zip(names, stepped.fetch(), strict=True))))
+
+
+@pytest.mark.parametrize(("prompt", "forced"), [("free", []), ("forced", [5, 0])])
+def test_begin_generation_sets_prompts(tmp_path: Path, prompt: str, forced: list[int]):
+    case = begin(tmp_path, prompt)
+    assert case.inputs is not None
+    assert case.inputs["prompt"].tolist() == [1, 4, 2] and case.inputs["forced"].tolist() == forced
+    other = case.inputs["other_prompt"].tolist()
+    assert other and other != [1, 4, 2]
+    assert case.needs_result is (prompt == "free")
+
+
+@pytest.mark.parametrize("tokens", [[0], [3], [2, 2], [1, 2, 1]])
+def test_begin_generation_makes_different_other_prompt(tmp_path: Path, tokens: list[int]):
+    case = begin(tmp_path, "a", f"[[prompt]]\nname = 'a'\ntokens = {tokens}\n")
+    assert case.inputs is not None
+    other = case.inputs["other_prompt"].tolist()
+    assert other and other != tokens and min(other) >= 0
+
+
+def test_begin_generation_rejects_unknown_prompt(tmp_path: Path):
+    with pytest.raises(UsageError, match="has no prompt 'x'") as caught:
+        begin(tmp_path, "x")
+    assert caught.value.hint == "prompts: free, forced"
+
+
+@pytest.mark.parametrize("prompt", ["free", "forced"])
+def test_check_generation_accepts_right_outputs(tmp_path: Path, prompt: str):
+    case = ran(begin(tmp_path, prompt))
+    check_generation(case)
+    assert case.result is not None
+    logits = case.result.outputs["logits"]
+    np.testing.assert_array_equal(logits[:3], logits_of([1, 4, 2]))
+    last = {"logits": logits[2:], "positions": case.result.outputs["positions"][2:]}
+    check_generation(replace(case, result=replace(case.result, outputs={**case.result.outputs, **last})))
+
+
+def test_check_generation_accepts_end_at_stop_token(tmp_path: Path):
+    first = int(np.argmax(logits_of([1, 4, 2])[-1]))
+    case = ran(begin(tmp_path, spec=f"stop = [{first}]\n{SPEC}"))
+    assert case.result is not None and case.result.outputs["tokens"].tolist() == [first]
+    check_generation(case)
+
+
+@pytest.mark.parametrize("prompt", ["free", "forced"])
+def test_check_generation_rejects_missing_steps(tmp_path: Path, prompt: str):
+    case = ran(begin(tmp_path, prompt))
+    assert case.result is not None
+    outputs = {name: array[:-1] if name != "present.0.key" else array for name, array in case.result.outputs.items()}
+    with pytest.raises(ProtocolBroken, match=r"for a prompt of 3 tokens and [23] steps"):
+        check_generation(replace(case, result=replace(case.result, outputs=outputs)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("logits", lambda array: array[:-1]),
+        ("logits", lambda array: array[..., :-1]),
+        ("logits", lambda array: array[None]),
+        ("logits", lambda array: array.astype(np.complex64)),
+        ("logits", lambda array: array.astype(object)),
+        ("positions", lambda array: array[:-1]),
+        ("positions", lambda array: array + 1),
+        ("positions", lambda array: array - 1),
+        ("positions", lambda array: array[::-1].copy()),
+        ("positions", lambda array: np.zeros_like(array)),
+        ("positions", lambda array: array.astype(np.float64)),
+        ("positions", lambda array: array[:0]),
+        ("tokens", lambda array: array[:0]),
+        ("tokens", lambda array: array[:-1]),
+        ("tokens", lambda array: np.resize(array, 9)),
+        ("tokens", lambda array: array[None]),
+        ("present.0.key", lambda array: array[0]),
+        ("present.0.key", lambda array: array[..., :-1]),
+        ("present.0.key", lambda array: None),
+    ],
+)
+def test_check_generation_rejects_outputs_that_do_not_fit(tmp_path: Path, name: str, change: Any):
+    case = ran(begin(tmp_path))
+    assert case.result is not None
+    outputs = {**case.result.outputs, name: change(case.result.outputs[name])}
+    outputs = {name: array for name, array in outputs.items() if array is not None}
+    with pytest.raises(ProtocolBroken, match="the board returned"):
+        check_generation(replace(case, result=replace(case.result, outputs=outputs)))
