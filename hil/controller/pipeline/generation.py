@@ -88,6 +88,13 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     if prompt is None:
         names = ", ".join(one.name for one in spec.prompt)
         raise errors.UsageError(f"{options.generate} has no prompt {options.prompt!r}", hint=f"prompts: {names}")
+    bound = decoder.plan.bound
+    if bound and (total := len(prompt.tokens) + (len(prompt.forced[: spec.steps]) or spec.steps)) > bound:
+        raise errors.UsageError(
+            f"prompt {prompt.name!r} needs {total} tokens with its steps, the model's cache has {bound}",
+            hint="reduce steps, or shorten the prompt",
+            option="--generate",
+        )
     inputs = {**_make_prompt_inputs(prompt, decoder), **_make_constant_inputs(model, decoder, options)}
     reference = ReferenceDecoder(model, decoder)
     if spec.reference:

@@ -11,6 +11,7 @@ import pytest
 from support.step_programs import SummingProgram, logits_of, save_summing_model
 
 from hil.controller.models.importers.onnx import spec_of_value
+from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation, check_generation
 from hil.controller.pipeline.settings.options import Options
@@ -74,6 +75,25 @@ def test_begin_generation_rejects_unknown_prompt(tmp_path: Path):
     with pytest.raises(UsageError, match="has no prompt 'x'") as caught:
         begin(tmp_path, "x")
     assert caught.value.hint == "prompts: free, forced"
+
+
+@pytest.mark.parametrize(("steps", "forced", "total"), [(4, [], 0), (9, [1, 2], 0), (5, [], 8), (9, [1] * 5, 8)])
+def test_begin_generation_rejects_prompts_longer_than_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, forced: list[int], total: int
+):
+    found = generation.detect_roles
+
+    def bounded(*arguments: Any) -> Any:
+        decoder = found(*arguments)
+        return replace(decoder, plan=replace(decoder.plan, bound=7))
+
+    monkeypatch.setattr(generation, "detect_roles", bounded)
+    spec = f"steps = {steps}\n[[prompt]]\nname = 'a'\ntokens = [1, 4, 2]\nforced = {forced}\n"
+    if not total:
+        begin(tmp_path, "a", spec)
+        return
+    with pytest.raises(UsageError, match="prompt 'a' needs 8 tokens with its steps, the model's cache has 7"):
+        begin(tmp_path, "a", spec)
 
 
 @pytest.mark.parametrize("prompt", ["free", "forced"])
