@@ -5,20 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
+from support.agents import compile_mlir, program
+from support.step_programs import logits_of, save_summing_model, step_function
 
 from hil import errors
 from hil.controller.devices.agent_client.call import CallFailed
+from hil.core import steps
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
+from hil.core.steps import Rule, StepsPlan
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 B = np.full(4096, 2.5, np.float32)
+PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=5)
 
 
 def test_agent_describes_board_without_session(connect):
@@ -42,6 +48,70 @@ def test_agent_loads_runs_and_unloads_program(client, add):
     client.unload(loaded.program_id)
     with pytest.raises(errors.RunFailed, match="program not loaded"):
         client.invoke(loaded.program_id, {"a": A, "b": B})
+
+
+@pytest.fixture(params=["iree", "onnxruntime"])
+def decoder(request, reached, tmp_path_factory):
+    """Return a decoder, and its plan."""
+    folder = tmp_path_factory.mktemp("decoder")
+    if request.param == "onnxruntime":
+        return program("onnxruntime", save_summing_model(folder / "m.onnx")), PLAN
+    (folder / "m.mlir").write_text(step_function())
+    return compile_mlir(folder / "m.mlir", reached.arch, folder / "m.vmfb"), replace(PLAN, bound=8)
+
+
+def ids(*prompts):
+    return {name: np.array(one, np.int64) for name, one in zip(steps.INPUTS, prompts, strict=True)}
+
+
+def test_agent_generates_forced_tokens(client, decoder):
+    model, plan = decoder
+    model.push(client)
+    loaded = model.load(client)
+    inputs = ids([1, 4, 2], [5, 0], [6, 6, 6])
+    result = client.invoke(loaded.program_id, inputs, warmup=1, iterations=2, steps=plan)
+    logits, positions, tokens, cache = result.outputs.values()
+    np.testing.assert_array_equal(logits, logits_of([1, 4, 2, 5, 0]))
+    assert positions.tolist() == [0, 1, 2, 3, 4]
+    assert tokens.tolist() == np.argmax(logits[2:], -1).tolist()
+    assert cache.any() and result.repetition.is_stable
+    calls = [1] * 5 if plan.bound else [3, 1, 1]
+    assert [call.tokens for call in result.calls] == calls * 2
+    assert all(call.start_ns <= call.end_ns for call in result.calls)
+
+
+def test_agent_generates_tokens_with_largest_logits(client, decoder):
+    model, plan = decoder
+    model.push(client)
+    loaded = model.load(client)
+    plan = replace(plan, steps=4)
+    outputs = client.invoke(loaded.program_id, ids([1, 4], [], []), steps=plan).outputs
+    tokens = outputs[steps.TOKENS].tolist()
+    for at in range(5):
+        assert tokens[at] == np.argmax(logits_of([1, 4, *tokens[:at]])[-1])
+    stopped = client.invoke(loaded.program_id, ids([1, 4], [], []), steps=replace(plan, stop=(tokens[0],)))
+    assert stopped.outputs[steps.TOKENS].tolist() == tokens[:1]
+
+
+@pytest.mark.parametrize(
+    ("change", "inputs", "words"),
+    [
+        ({"logits": 7}, ids([1], [], []), "the outputs"),
+        ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
+        ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
+        ({}, ids([], [], []), "the prompt is empty"),
+        ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),
+        ({}, {"prompt": np.array([1])}, "takes 3 inputs, got 1"),
+        ({}, {**ids([1], [], []), "prompt": np.float32([1])}, "does not take a 1 float32 tensor"),
+    ],
+)
+def test_agent_rejects_invalid_steps_and_retains_program(client, decoder, change, inputs, words):
+    model, plan = decoder
+    model.push(client)
+    loaded = model.load(client)
+    with pytest.raises(errors.HilError, match=words):
+        client.invoke(loaded.program_id, inputs, steps=replace(plan, **change))
+    client.invoke(loaded.program_id, ids([1, 4], [], []), steps=plan)
 
 
 def test_agent_skips_payload_of_known_blob(client, add):

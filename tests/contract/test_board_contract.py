@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
+from support.step_programs import logits_of, step_function
 
 from hil import errors
 from hil.controller.devices.board import Board
@@ -21,6 +22,7 @@ from hil.controller.devices.links.link import Capabilities
 from hil.core.board_config import RuntimeCommand
 from hil.core.files import digest_file
 from hil.core.results import Artifact
+from hil.core.steps import Rule, StepsPlan
 
 MLIR = (
     ENDS
@@ -35,9 +37,11 @@ func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
   return %0, %1 : tensor<2x3xi32>, tensor<2x3xi32>
 }
 """
+    + step_function()
 )
 A = np.arange(64, dtype=np.float32)
 B = np.full(64, 2.5, np.float32)
+PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=9, bound=8)
 
 
 @pytest.fixture(scope="module", params=[*AGENTS, *COMMANDS])
@@ -160,6 +164,26 @@ def test_board_run_uses_new_inputs_every_time(load):
             assert list(result.outputs) == ["twice", "squared"]
             np.testing.assert_array_equal(result.outputs["twice"], a + a)
             np.testing.assert_array_equal(result.outputs["squared"], a * a)
+
+
+def test_board_generates_tokens_or_refuses(reached, load):
+    tokens = {"prompt": [1, 4, 2], "forced": [5, 0], "other_prompt": [6, 6]}
+    inputs = {name: np.array(one, np.int64) for name, one in tokens.items()}
+    names = ("logits", "positions", "tokens", "cache")
+    with load("step") as program:
+        if reached.by_command:
+            with pytest.raises(errors.NotRun, match="requires an agent on the board") as caught:
+                program.run(inputs, steps=PLAN, names=names)
+            assert "without --generate" in caught.value.hint
+            return
+        result, call = program.run(inputs, warmup=1, iterations=2, steps=PLAN, names=names)
+        with pytest.raises(errors.RunFailed, match="9 tokens exceed the cache of 8 tokens"):
+            program.run({**inputs, "prompt": np.zeros(7, np.int64)}, steps=PLAN, names=names)
+    assert list(result.outputs) == [*names]
+    np.testing.assert_array_equal(result.outputs["logits"], logits_of([1, 4, 2, 5, 0]))
+    assert result.outputs["positions"].tolist() == [0, 1, 2, 3, 4]
+    assert result.repetition is not None and result.repetition.is_stable
+    assert [one.tokens for one in call.calls] == [1] * 5 * 2
 
 
 @pytest.mark.parametrize("inputs", [{"a": A}, {"a": A.astype(np.float64), "b": B}, {"a": A[:5], "b": B}])

@@ -129,3 +129,40 @@ def save_summing_model(path: Path) -> Path:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
+
+
+def step_function() -> str:
+    """Return a function of MLIR: the decoder with a static cache of 8 slots, one token per call."""
+    table, head, turn = (_dense(array) for array in (_TABLE, _HEAD, _TURN[None]))
+    return f"""
+func.func @step(%input_ids: tensor<1x1xi64>, %position_ids: tensor<1x1xi64>, %past: tensor<1x8x4xf32>)
+    -> (tensor<1x1x{VOCABULARY}xf32>, tensor<1x8x4xf32>) {{
+  %table = stablehlo.constant dense<{table}> : tensor<{VOCABULARY}x4xf32>
+  %head = stablehlo.constant dense<{head}> : tensor<4x{VOCABULARY}xf32>
+  %turn = stablehlo.constant dense<{turn}> : tensor<1x4xf32>
+  %zero = stablehlo.constant dense<0> : tensor<i64>
+  %none = stablehlo.constant dense<0.0> : tensor<f32>
+  %five = stablehlo.constant dense<5> : tensor<1x1xi64>
+  %id = stablehlo.reshape %input_ids : (tensor<1x1xi64>) -> tensor<i64>
+  %at = stablehlo.reshape %position_ids : (tensor<1x1xi64>) -> tensor<i64>
+  %row = stablehlo.dynamic_slice %table, %id, %zero, sizes = [1, 4]
+    : (tensor<{VOCABULARY}x4xf32>, tensor<i64>, tensor<i64>) -> tensor<1x4xf32>
+  %rest = stablehlo.remainder %position_ids, %five : tensor<1x1xi64>
+  %phase = stablehlo.convert %rest : (tensor<1x1xi64>) -> tensor<1x1xf32>
+  %phases = stablehlo.broadcast_in_dim %phase, dims = [0, 1] : (tensor<1x1xf32>) -> tensor<1x4xf32>
+  %shift = stablehlo.multiply %phases, %turn : tensor<1x4xf32>
+  %entry = stablehlo.add %row, %shift : tensor<1x4xf32>
+  %new = stablehlo.reshape %entry : (tensor<1x4xf32>) -> tensor<1x1x4xf32>
+  %present = stablehlo.dynamic_update_slice %past, %new, %zero, %at, %zero
+    : (tensor<1x8x4xf32>, tensor<1x1x4xf32>, tensor<i64>, tensor<i64>, tensor<i64>) -> tensor<1x8x4xf32>
+  %sum = stablehlo.reduce(%present init: %none) applies stablehlo.add across dimensions = [1]
+    : (tensor<1x8x4xf32>, tensor<f32>) -> tensor<1x4xf32>
+  %product = stablehlo.dot %sum, %head : (tensor<1x4xf32>, tensor<4x{VOCABULARY}xf32>) -> tensor<1x{VOCABULARY}xf32>
+  %logits = stablehlo.reshape %product : (tensor<1x{VOCABULARY}xf32>) -> tensor<1x1x{VOCABULARY}xf32>
+  return %logits, %present : tensor<1x1x{VOCABULARY}xf32>, tensor<1x8x4xf32>
+}}
+"""
+
+
+def _dense(array: Array) -> str:
+    return str(array.astype(float).tolist())
