@@ -14,6 +14,7 @@ from support.over_grpc import metadata_of
 
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
+from hil.core.steps import Rule, StepsPlan
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -33,6 +34,12 @@ def seeds() -> list[bytes]:
     tensors = [pb.Tensor(name=name, dtype="float32", shape=[4], inline=vector.tobytes()) for name in ("a", "b")]
     streamed = [pb.Tensor(name=name, dtype="float32", shape=[4], streamed=16) for name in ("a", "b")]
     start = pb.InvokeStart(program_id=PROGRAM, inputs=tensors, iterations=1, timeout_s=5)
+    ids = [
+        pb.Tensor(name=name, dtype="int64", shape=[len(one)], inline=np.array(one, np.int64).tobytes())
+        for name, one in (("prompt", [1, 4, 2]), ("forced", [3, 0]), ("other_prompt", []))
+    ]
+    steps = wire.steps_to_message(StepsPlan(((0, Rule.TOKENS),), ((1, 0),), 0, 3, chunk=1, stop=(9,), bound=8))
+    generate = pb.InvokeStart(program_id=PROGRAM, inputs=ids, warmup=1, iterations=1, timeout_s=5, steps=steps)
     files = [pb.ProgramFile(name="add.onnx", digest=DIGEST)]
     put = pb.PutStart(digest="blake3:" + "0" * 64, size=10)
     return [
@@ -57,6 +64,7 @@ def seeds() -> list[bytes]:
             seconds=3.0,
         ),
         line("Programs.Invoke", *[pb.InvokeRequest(start=start)] * 100, seconds=3.0),
+        line("Programs.Invoke", *[pb.InvokeRequest(start=generate)] * 10, seconds=3.0),
         line(
             "Programs.Invoke",
             pb.InvokeRequest(start=pb.InvokeStart(program_id=PROGRAM, inputs=streamed, iterations=2)),
@@ -160,7 +168,7 @@ def _model(folder: Path) -> Path:
     from onnx import TensorProto, helper
 
     path = folder / "add.onnx"
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("a", "b", "sum")]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("a", "b", "sum")]
     graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path

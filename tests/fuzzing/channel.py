@@ -21,6 +21,7 @@ from hil.errors import BoardError, HilError, StageError, UsageError
 _FRAME = struct.Struct("<I")
 _LIMIT_S, _LISTEN_S = 0.2, 0.1
 _LEAKED_MOST = 300
+_OPS = ("prepare", "open", "load", "invoke", "profile", "generate")
 _SPEC = {"name": "x", "dtype": "float32", "shape": [4, "n", None]}
 _ANSWERS: list[Any] = [
     {"ok": {}},
@@ -44,7 +45,15 @@ def _framed(value: Any, numbers: Sequence[int] = ()) -> bytes:
 def _seeds() -> list[bytes]:
     ready, signature, failed = (_framed(_ANSWERS[number]) for number in (0, 1, 3))
     ran = _framed(_ANSWERS[2], (0, 3, 1000, 1, 2))
-    return [ready + signature + ran, ready + signature + failed, ready + failed, failed, ready + signature + ran * 3]
+    generated = _framed(_ANSWERS[3], (0, 3, 1000, 1, 2, 4, 10, 20, 1, 20, 25))
+    return [
+        ready + signature + ran,
+        ready + signature + failed,
+        ready + failed,
+        failed,
+        ready + signature + ran * 3,
+        ready + signature + ran * 3 + generated,
+    ]
 
 
 def _frames(data: bytes) -> list[bytes]:
@@ -84,7 +93,7 @@ def _read(data: bytes) -> list[str]:
     """Each message of an input as an answer and as a fork server's news; returns what it was taken for."""
     kinds = []
     for number, body in enumerate(_frames(data)):
-        op = ("prepare", "open", "load", "invoke", "profile")[number % 5]
+        op = _OPS[number % len(_OPS)]
         try:
             kinds.append(f"{op} {type(answers.read(body, op, 1)).__name__}")
         except HilError as error:

@@ -22,6 +22,7 @@ from support import lying_agent
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
+from hil.core.steps import Rule, StepsPlan
 from hil.errors import BoardError, FarmError, HilError, StageError
 from hil.protocol import wire_errors
 from hil.protocol.data_connection import CALL, DATA, END, HEADER, MESSAGE, METHODS, READY, Frames
@@ -184,6 +185,7 @@ def _agent(folder: Path) -> Iterator[Attempt]:
 # ---- the controller's end
 
 _X = np.arange(4, dtype=np.float32)
+_PLAN = StepsPlan(((0, Rule.TOKENS),), ((1, 1),), 0, 3)
 _CALLS: list[tuple[str, Callable[[Any, Path], object]]] = [
     ("Describe", lambda client, path: client.describe(0.0)),
     ("Clock", lambda client, path: client.pings(1)),
@@ -201,6 +203,10 @@ _CALLS: list[tuple[str, Callable[[Any, Path], object]]] = [
     ("Logs", lambda client, path: client.logs()),
     ("Counters", lambda client, path: list(client.counters(1.0))),
     ("Unload", lambda client, path: (client.unload("p"), client._wait_unloaded())),
+    (
+        "Invoke",
+        lambda client, path: client.invoke("p", {"x": _X}, timeout=1.0, most_bytes=1 << 20, steps=_PLAN),
+    ),
 ]
 
 

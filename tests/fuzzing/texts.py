@@ -111,15 +111,40 @@ recipe = "int8"
 settings = { calibration = "minmax" }
 quanta = 2
 """
+_GENERATION = b"""
+steps = 9
+chunk = 2
+stop = [0]
+lengths = [1, 2]
+[[prompt]]
+name = "a"
+tokens = [1, 2, 3]
+forced = [4]
+[[prompt]]
+text = "the board"
+[roles]
+tokens = "ids"
+[roles.cache]
+past = "present"
+"""
 
 
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.settings import load_settings
     from hil.controller.models.flows import read_flows
+    from hil.controller.models.generation.roles import detect_roles
+    from hil.controller.models.generation.spec import read_spec
     from hil.controller.workloads.suites.expected import Expectations
     from hil.core.board_parser import parse_board
     from hil.core.boards import load_board
+    from hil.core.tensors import TensorSpec
+
+    def generate() -> None:
+        inputs = [TensorSpec("ids", "int64", (1, "n")), TensorSpec("past", "float32", (1, "p", 4))]
+        outputs = [TensorSpec("logits", "float32", (1, "n", 9)), TensorSpec("present", "float32", (1, "t", 4))]
+        spec = read_spec(path)
+        detect_roles(inputs, outputs, spec).plan.check(2, 2)
 
     read = {
         "board": lambda: load_board(str(path)),
@@ -127,6 +152,7 @@ def _read_config(path: Path) -> Tried:
         "terms": lambda: load_settings(path),
         "flows": lambda: read_flows(path),
         "expected": lambda: Expectations.load(path),
+        "generation": generate,
     }
     kinds = []
     for name, work in read.items():
@@ -448,6 +474,8 @@ FUZZERS = [
             _SIMULATED,
             _EXPECTED,
             _FLOWS,
+            _GENERATION,
+            b"[[prompt]]\ntokens = [1, 2]\n[roles]\nlogits = 'logits'\n",
             b"[terms]\nbeat_s = 2\n",
             *small_files("board_configs/*.toml", "hil/**/*.toml", "examples/**/*.toml"),
         ],
