@@ -47,7 +47,7 @@ from hil.core.steps import (
     StepsPlan,
     stepped_outputs,
 )
-from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of
+from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
 
 # The run before the timed one. Another prompt runs between them.
 _LEAST_WARMUP = 1
@@ -244,14 +244,16 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     """Judge a generation against its reference, within the deviation of the hardware's arithmetic."""
     decoder, host, result, reference = case.decoder, case.reference_decoder, case.result, case.references[0]
     assert decoder is not None and host is not None and result is not None
+    _check_reference(result, reference)
     start = time.monotonic()
     arithmetic = arithmetic_of(result) or FLOAT32
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
     inputs = _with_all_tokens(case)
     control, baseline = _run_control(case, tools, arithmetic)
     prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
-    if prefill is not None and len(prefill) != len(inputs[PROMPT]) + len(inputs[FORCED]):
-        prefill = None  # the program returns only the last row
+    all_rows = len(inputs[PROMPT]) + len(inputs[FORCED])
+    if prefill is not None and not len(prefill) == len(reference.outputs[LOGITS]) == all_rows:
+        prefill = None  # one of the programs returns only the last row
     board = _generated(decoder, inputs, result.outputs, prefill)
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=())  # the models store the cache in different forms
@@ -284,6 +286,19 @@ def _mark_unstable(
     reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
     reason = "; ".join(filter(None, (reason, judged.reason)))
     return replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
+
+
+def _check_reference(result: RunResult, reference: RunResult) -> None:
+    """Check that the reference has logits of the board's positions and vocabulary. Raises ReferenceFailed."""
+    logits, expected = result.outputs[LOGITS], reference.outputs[LOGITS]
+    is_covered = set(result.outputs[POSITIONS].tolist()) <= set(reference.outputs[POSITIONS].tolist())
+    if logits.shape[1:] != expected.shape[1:] or not is_covered:
+        shapes = f"{shape_text(expected.shape)} logits of the reference, {shape_text(logits.shape)} of the board"
+        raise errors.ReferenceFailed(
+            f"the reference does not cover the board's positions and vocabulary: {shapes}",
+            stage="compare",
+            hint="export the reference with the logits of all tokens",
+        )
 
 
 def _generated(

@@ -140,6 +140,13 @@ def test_judge_generation_notes_unused_cache_entries():
     assert judged.notes == ("cache entries differ from position 79, without effect on the logits",)
 
 
+def test_judge_generation_skips_cache_of_another_size():
+    board, reference = generated(np.float32), generated()
+    half = tuple(replace(one, rows=one.rows[:, ::2]) for one in reference.cache)
+    judged = judge_generation(board, replace(reference, cache=half), replace(generated(np.float32), cache=half))
+    assert judged.outcome is Outcome.PASS and not judged.notes
+
+
 @pytest.mark.parametrize("kept", [1, 5])
 def test_judge_generation_fails_stale_cache(kept: int):
     """The board still has entries of another prompt, and attends to them."""
@@ -297,5 +304,14 @@ def test_judge_generation_never_passes_error_above_bound(scale: float, position:
 
 def test_generation_fault_text_names_place():
     fault = GenerationFault(FaultKind.LAYER, 50, 35, "present.3.key", 2, "decode only")
-    assert str(fault) == "layer, layer 2, step 35, position 50, present.3.key, decode only"
+    assert str(fault) == "layer 2, step 35, position 50, present.3.key, decode only"
     assert str(GenerationFault(FaultKind.HEAD, 3, 0)) == "head, in the prompt, position 3"
+
+
+@pytest.mark.parametrize("error", [0.1, 1e3, 1e300])
+def test_judge_generation_rejects_zeros_with_any_control(error: float):
+    reference = generated()
+    noise = np.random.default_rng(1).standard_normal(reference.logits.shape) * error
+    board = replace(reference, logits=np.zeros_like(reference.logits), tokens=np.zeros_like(reference.tokens))
+    judged = judge_generation(board, reference, replace(reference, logits=reference.logits + noise))
+    assert judged.outcome is Outcome.FAIL

@@ -15,9 +15,11 @@ from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation, check_generation
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model, RunResult
 from hil.core.steps import SteppedProgram
-from hil.errors import ProtocolBroken, UsageError
+from hil.errors import ProtocolBroken, ReferenceFailed, UsageError
 
 SPEC = """
 steps = 3
@@ -40,7 +42,8 @@ def begin(folder: Path, prompt: str = "free", spec: str = SPEC, **options: Any) 
     path = folder / "m.onnx"
     model = Model("m", "onnx", path, {"m.onnx": path}, "digest", inputs=inputs, outputs=outputs)
     settings = Options(generate=folder / "spec.toml", prompt=prompt, **options)
-    return begin_generation(Case("m", path, settings, folder, model=model))
+    context = RunContext(Cache(folder / "cache"), None)  # type: ignore[arg-type]
+    return begin_generation(Case("m", path, settings, folder, model=model), context)
 
 
 def ran(case: Case) -> Case:
@@ -154,3 +157,22 @@ def test_check_generation_rejects_outputs_that_do_not_fit(tmp_path: Path, name: 
     outputs = {name: array for name, array in outputs.items() if array is not None}
     with pytest.raises(ProtocolBroken, match="the board returned"):
         check_generation(replace(case, result=replace(case.result, outputs=outputs)))
+
+
+@pytest.mark.parametrize("change", [lambda array: array[..., :-1], lambda array: array[..., None]])
+def test_check_reference_rejects_other_vocabulary(tmp_path: Path, change: Any):
+    result = ran(begin(tmp_path)).result
+    assert result is not None
+    other = replace(result, outputs={**result.outputs, "logits": change(result.outputs["logits"])})
+    with pytest.raises(ReferenceFailed, match="logits of the reference, 6x7 of the board"):
+        generation._check_reference(result, other)
+
+
+def test_check_reference_rejects_missing_positions(tmp_path: Path):
+    result = ran(begin(tmp_path)).result
+    assert result is not None
+    last = {name: result.outputs[name][2:] for name in ("logits", "positions")}
+    part = replace(result, outputs={**result.outputs, **last})
+    generation._check_reference(part, result)
+    with pytest.raises(ReferenceFailed, match="4x7 logits of the reference, 6x7 of the board"):
+        generation._check_reference(result, part)
