@@ -7,6 +7,7 @@ so both make the same calls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hil.core.clock import now_ns
-from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits
+from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits, shape_text
 from hil.errors import RunFailed, UsageError
 
 # Inputs of a stepped program, before the program's constant inputs.
@@ -25,6 +26,8 @@ LOGITS, POSITIONS, TOKENS = OUTPUTS = ("logits", "positions", "tokens")
 MAX_STEPS = 1 << 16
 # Maximum number of calls whose times are recorded.
 MAX_CALLS = 50_000
+# Maximum number of elements in an empty cache tensor.
+_MAX_EMPTY = 1 << 40
 _SEQUENCES = ("rules", "feedback", "shapes", "stop")
 # A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
 _MASKED = -3.4028234663852886e38
@@ -139,6 +142,10 @@ class SteppedProgram:
 
     def __init__(self, program: Any, plan: StepsPlan) -> None:
         plan.check(len(program.inputs), len(program.outputs))
+        for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True):
+            spec = program.inputs[place]
+            if not spec.accepts(spec.dtype, shape) or math.prod(shape) > _MAX_EMPTY or min(shape, default=0) < 0:
+                raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
         self._program = as_step_program(program)
         self._plan = plan
         self.function: str = program.function

@@ -24,7 +24,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 B = np.full(4096, 2.5, np.float32)
-PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=5)
+PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=5, shapes=((1, 0, 4),))
 
 
 def test_agent_describes_board_without_session(connect):
@@ -57,7 +57,7 @@ def decoder(request, reached, tmp_path_factory):
     if request.param == "onnxruntime":
         return program("onnxruntime", save_summing_model(folder / "m.onnx")), PLAN
     (folder / "m.mlir").write_text(step_function())
-    return compile_mlir(folder / "m.mlir", reached.arch, folder / "m.vmfb"), replace(PLAN, bound=8)
+    return compile_mlir(folder / "m.mlir", reached.arch, folder / "m.vmfb"), replace(PLAN, bound=8, shapes=((1, 8, 4),))
 
 
 def ids(*prompts):
@@ -98,6 +98,7 @@ def test_agent_generates_tokens_with_largest_logits(client, decoder):
     [
         ({"logits": 7}, ids([1], [], []), "the outputs"),
         ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
+        ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
         ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
         ({}, ids([], [], []), "the prompt is empty"),
         ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),

@@ -41,7 +41,7 @@ func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
 )
 A = np.arange(64, dtype=np.float32)
 B = np.full(64, 2.5, np.float32)
-PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=9, bound=8)
+PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=9, bound=8, shapes=((1, 8, 4),))
 
 
 @pytest.fixture(scope="module", params=[*AGENTS, *COMMANDS])

@@ -38,7 +38,9 @@ def seeds() -> list[bytes]:
         pb.Tensor(name=name, dtype="int64", shape=[len(one)], inline=np.array(one, np.int64).tobytes())
         for name, one in (("prompt", [1, 4, 2]), ("forced", [3, 0]), ("other_prompt", []))
     ]
-    steps = wire.steps_to_message(StepsPlan(((0, Rule.TOKENS),), ((1, 0),), 0, 3, chunk=1, stop=(9,), bound=8))
+    steps = wire.steps_to_message(
+        StepsPlan(((0, Rule.TOKENS),), ((1, 0),), 0, 3, chunk=1, stop=(9,), bound=8, shapes=((1,),))
+    )
     generate = pb.InvokeStart(program_id=PROGRAM, inputs=ids, warmup=1, iterations=1, timeout_s=5, steps=steps)
     files = [pb.ProgramFile(name="add.onnx", digest=DIGEST)]
     put = pb.PutStart(digest="blake3:" + "0" * 64, size=10)

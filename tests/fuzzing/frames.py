@@ -185,7 +185,7 @@ def _agent(folder: Path) -> Iterator[Attempt]:
 # ---- the controller's end
 
 _X = np.arange(4, dtype=np.float32)
-_PLAN = StepsPlan(((0, Rule.TOKENS),), ((1, 1),), 0, 3)
+_PLAN = StepsPlan(((0, Rule.TOKENS),), ((1, 1),), 0, 3, shapes=((4,),))
 _CALLS: list[tuple[str, Callable[[Any, Path], object]]] = [
     ("Describe", lambda client, path: client.describe(0.0)),
     ("Clock", lambda client, path: client.pings(1)),

@@ -83,7 +83,8 @@ class SummingProgram:
 def plan_of(program: SummingProgram, steps: int, **more: Any) -> StepsPlan:
     """Return a plan for the program."""
     rules = [(0, Rule.TOKENS), (1, Rule.POSITIONS), (3, Rule.MASK)][: len(program.inputs) - 1]
-    return StepsPlan(tuple(rules), ((2, 1),), 0, steps, bound=program.slots, **more)
+    shapes = ((1, program.slots, _WIDTH),)
+    return StepsPlan(tuple(rules), ((2, 1),), 0, steps, bound=program.slots, shapes=shapes, **more)
 
 
 def save_summing_model(path: Path) -> Path:

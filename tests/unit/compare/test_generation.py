@@ -220,6 +220,16 @@ def test_judge_generation_reports_wrong_token_of_right_logits():
     has_fault(judge(replace(board, tokens=tokens)), FaultKind.SAMPLER, PROMPT - 1 + 30)
 
 
+def test_judge_generation_blames_model_whose_steps_differ_from_prompt():
+    board = generated(np.float32)
+    logits = generated().logits.copy()
+    logits[30:] += 1
+    other = replace(generated(), logits=logits)
+    judged = judge_generation(replace(board, prefill=None), generated(), generated(np.float32), other)
+    assert judged.outcome is Outcome.FAIL and judged.fault is not None
+    assert (judged.fault.kind, judged.fault.position) == (FaultKind.MODEL, 30)
+
+
 # ---- near-ties
 
 

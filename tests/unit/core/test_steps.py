@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,8 @@ def test_stepped_program_passes_constant_inputs():
             return [logits * inputs[3], cache]
 
     program = Scaled()
-    stepped = SteppedProgram(program, StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), 0, 1))
+    rules = ((0, Rule.TOKENS), (1, Rule.POSITIONS))
+    stepped = SteppedProgram(program, StepsPlan(rules, ((2, 1),), 0, 1, shapes=((1, 0, 4),)))
     assert [spec.name for spec in stepped.inputs] == ["prompt", "forced", "other_prompt", "scale"]
     stepped.bind([ids(PROMPT), ids(NONE), ids(NONE), np.array(2, np.float32)])
     stepped.run()
@@ -317,6 +319,13 @@ def test_stepped_program_rejects_prompts_that_do_not_fit(
         stepped.bind([ids(prompt), ids(forced), ids(other)])
 
 
+@pytest.mark.parametrize("shape", [(), (1, 0), (1, 8, 3), (1, -1, 4), (1, 1 << 63, 4)])
+def test_stepped_program_rejects_cache_of_wrong_shape(shape: tuple[int, ...]):
+    program = SummingProgram()
+    with pytest.raises(UsageError):
+        make_stepped(program, replace(plan_of(program, 3), shapes=(shape,)))
+
+
 @pytest.mark.parametrize("forced", [[], [1, 2, 3]])
 def test_stepped_program_fills_whole_cache(forced: list[int]):
     program = SummingProgram(slots=8)
@@ -353,6 +362,7 @@ def test_stepped_program_rejects_wrong_number_of_rows():
         ({"feedback": ((2, 2),)}, r"the outputs \[0, 2\] of a program with 2 outputs"),
         ({"logits": 5}, r"the outputs \[5, 1\]"),
         ({"logits": -1}, r"the outputs \[-1, 1\]"),
+        ({"shapes": ()}, "0 shapes for 1 cache tensors"),
         ({"steps": MAX_STEPS + 1}, "65537 steps"),
         ({"steps": -1}, "-1 steps"),
         ({"chunk": -1}, "invalid steps"),

@@ -33,7 +33,8 @@ uints = st.integers(0, 2**32 - 1)
 plans = st.builds(
     StepsPlan,
     st.lists(st.tuples(uints, st.sampled_from(Rule)), max_size=5).map(tuple),
-    st.lists(st.tuples(uints, uints), max_size=5).map(tuple),
+    st.just(((2, 1), (3, 2))),
+    shapes=st.tuples(*[st.lists(st.integers(0, 2**64 - 1), max_size=4).map(tuple)] * 2),
     logits=uints,
     steps=uints,
     chunk=uints,
