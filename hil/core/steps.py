@@ -33,7 +33,7 @@ _SEQUENCES = ("rules", "feedback", "shapes", "stop")
 _MASKED = -3.4028234663852886e38
 
 
-class Rule(str, Enum):
+class StepRule(str, Enum):
     """Content of a program's input in each call. The call has S new tokens after n earlier ones."""
 
     TOKENS = "tokens"  # the new tokens
@@ -61,7 +61,7 @@ class StepsPlan:
         shapes: Shape of each empty cache tensor, in the order of ``feedback``.
     """
 
-    rules: tuple[tuple[int, Rule], ...]
+    rules: tuple[tuple[int, StepRule], ...]
     feedback: tuple[tuple[int, int], ...]
     logits: int
     steps: int
@@ -78,7 +78,7 @@ class StepsPlan:
     def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
         """Convert the value of :meth:`to_json`. Raises UsageError for other values."""
         try:
-            rules = tuple((_number(place), Rule(rule)) for place, rule in values["rules"])
+            rules = tuple((_number(place), StepRule(rule)) for place, rule in values["rules"])
             feedback = tuple((_number(place), _number(output)) for place, output in values["feedback"])
             stop = tuple(map(_number, values["stop"]))
             shapes = tuple(tuple(map(_number, shape)) for shape in values["shapes"])
@@ -97,13 +97,13 @@ class StepsPlan:
             raise UsageError(f"invalid steps: the outputs {made} of a program with {outputs} outputs")
         if len(self.shapes) != len(self.feedback):
             raise UsageError(f"invalid steps: {len(self.shapes)} shapes for {len(self.feedback)} cache tensors")
-        if [rule for _, rule in self.rules].count(Rule.TOKENS) != 1:
+        if [rule for _, rule in self.rules].count(StepRule.TOKENS) != 1:
             raise UsageError("invalid steps: one input must take the tokens")
         if not 0 <= self.steps <= MAX_STEPS or self.chunk < 0 or self.bound < 0:
             raise UsageError(f"invalid steps: {self.steps} steps, maximum {MAX_STEPS}")
 
 
-class StepProgram(Protocol):
+class DecoderProgram(Protocol):
     """Program that a plan can run. :class:`hil.agent.runtimes.Program` documents the methods."""
 
     inputs: tuple[TensorSpec, ...]
@@ -151,7 +151,7 @@ class SteppedProgram:
         self.function: str = program.function
         driven = {place for place, _ in (*plan.rules, *plan.feedback)}
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
-        self._tokens = next(place for place, rule in plan.rules if rule is Rule.TOKENS)
+        self._tokens = next(place for place, rule in plan.rules if rule is StepRule.TOKENS)
         self._fixed_size = _fixed_size(program.inputs[self._tokens])
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
@@ -291,7 +291,7 @@ class BoundSteps:
         return np.asarray(value)
 
 
-def as_step_program(program: Any) -> StepProgram:
+def as_step_program(program: Any) -> DecoderProgram:
     """Return a loaded program as one that a plan can run."""
     return program if hasattr(program, "step") else BoundSteps(program)
 
@@ -374,10 +374,10 @@ def _filled(spec: TensorSpec, value: int) -> Array:
     return np.full([size if isinstance(size, int) else 1 for size in spec.shape], value, dtype_of(spec.dtype))
 
 
-_MAKERS: dict[Rule, Callable[[TensorSpec, Sequence[int], int], Array]] = {
-    Rule.TOKENS: _make_tokens,
-    Rule.POSITIONS: _make_positions,
-    Rule.MASK: _make_mask,
-    Rule.LENGTH: _make_length,
-    Rule.LAST: _make_last,
+_MAKERS: dict[StepRule, Callable[[TensorSpec, Sequence[int], int], Array]] = {
+    StepRule.TOKENS: _make_tokens,
+    StepRule.POSITIONS: _make_positions,
+    StepRule.MASK: _make_mask,
+    StepRule.LENGTH: _make_length,
+    StepRule.LAST: _make_last,
 }

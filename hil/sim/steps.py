@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.steps import Rule, SteppedProgram, StepsPlan
+from hil.core.steps import SteppedProgram, StepRule, StepsPlan
 from hil.core.tensors import Array
 from hil.errors import UsageError
 from hil.sim.faults import Fault
@@ -25,7 +25,7 @@ _LOGITS = 8
 
 
 @dataclass(frozen=True)
-class _Call:
+class _DecoderCall:
     """Call of the program: position and slot of its first token, and number of tokens."""
 
     position: int
@@ -79,7 +79,7 @@ class SimSteps(SteppedProgram):
     def _make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
         feeds = super()._make_feeds(tokens, position + self._kept)
         for fault in self._faults:
-            fault.change_feeds(feeds, _Call(position, position + self._kept, len(tokens)))
+            fault.change_feeds(feeds, _DecoderCall(position, position + self._kept, len(tokens)))
         return feeds
 
     def _step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
@@ -89,7 +89,7 @@ class SimSteps(SteppedProgram):
             time.sleep(self._slow["seconds"])
         values = list(super()._step(feeds, count, position))
         for fault in self._faults:
-            fault.change_values(values, _Call(position, position + self._kept, count))
+            fault.change_values(values, _DecoderCall(position, position + self._kept, count))
         return values
 
     def _pick(self, row: Array, position: int) -> int:
@@ -113,13 +113,13 @@ class _StepFault:
             output: _slot_axis(shape, plan.bound) for (_, output), shape in zip(plan.feedback, plan.shapes, strict=True)
         }
 
-    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+    def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         """Change the inputs of a call."""
 
-    def change_values(self, values: list[Any], call: _Call) -> None:
+    def change_values(self, values: list[Any], call: _DecoderCall) -> None:
         """Change the outputs of a call."""
 
-    def _find_input(self, rule: Rule, name: str) -> int:
+    def _find_input(self, rule: StepRule, name: str) -> int:
         found = next((place for place, own in self._plan.rules if own is rule), None)
         if found is None:
             raise UsageError(f"fault {name}: the program has no input for the {rule}")
@@ -148,16 +148,16 @@ class _LostSlot(_StepFault):
         super().__init__(program, plan, keys)
         _check_cache(plan, "kv_slot")
 
-    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+    def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         for place, output in self._plan.feedback if self._is_hit(call) else ():
             self._copy_entries(feeds, place, output)[call.slot - 1] = 0
 
-    def change_values(self, values: list[Any], call: _Call) -> None:
+    def change_values(self, values: list[Any], call: _DecoderCall) -> None:
         for _, output in self._plan.feedback if self._is_hit(call) else ():
             entries = self._copy_entries(values, output, output)
             entries[[call.slot - 1, call.slot]] = entries[[call.slot, call.slot - 1]]
 
-    def _is_hit(self, call: _Call) -> bool:
+    def _is_hit(self, call: _DecoderCall) -> bool:
         return call.count == 1 and call.position >= max(self._keys["position"], 1)
 
 
@@ -166,13 +166,13 @@ class _WrongMask(_StepFault):
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
-        self._place = self._find_input(Rule.MASK, "mask")
+        self._place = self._find_input(StepRule.MASK, "mask")
         # A mask without a row per token can only hide a token from itself if the call has no other.
         self.needs_single_tokens = len(program.inputs[self._place].shape) < 3
         if self.needs_single_tokens and keys["how"] == "show-next":
             raise UsageError("fault mask: the program's mask has no row per token, which show-next needs")
 
-    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+    def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         feeds[self._place] = mask = np.array(feeds[self._place])
         rows = mask.reshape(-1, mask.shape[-1])[-call.count :]
         for slot, row in enumerate(rows, call.slot):
@@ -187,9 +187,9 @@ class _ShiftedPosition(_StepFault):
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
-        self._place = self._find_input(Rule.POSITIONS, "rope")
+        self._place = self._find_input(StepRule.POSITIONS, "rope")
 
-    def change_feeds(self, feeds: list[Any], call: _Call) -> None:
+    def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         first = self._keys["position"] + call.slot - call.position
         feeds[self._place] = feeds[self._place] - (feeds[self._place] >= first)
 
@@ -212,7 +212,7 @@ class _WrongLayer(_StepFault):
                 f"fault {self.name}: no layer above {keys['layer']}; the program has {max(layers) + 1} layers"
             )
 
-    def change_values(self, values: list[Any], call: _Call) -> None:
+    def change_values(self, values: list[Any], call: _DecoderCall) -> None:
         """Change the cache entries and the logits from the fault's position on."""
         count = call.position + call.count - max(self._keys["position"], call.position)
         if count <= 0 or (self.is_decode_only and call.count > 1):

@@ -18,13 +18,13 @@ from hil.controller.devices.agent_client.call import CallFailed
 from hil.core import steps
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
 B = np.full(4096, 2.5, np.float32)
-PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=5, shapes=((1, 0, 4),))
+PLAN = StepsPlan(((0, StepRule.TOKENS), (1, StepRule.POSITIONS)), ((2, 1),), logits=0, steps=5, shapes=((1, 0, 4),))
 
 
 def test_agent_describes_board_without_session(connect):

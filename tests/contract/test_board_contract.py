@@ -22,7 +22,7 @@ from hil.controller.devices.links.link import Capabilities
 from hil.core.board_config import RuntimeCommand
 from hil.core.files import digest_file
 from hil.core.results import Artifact
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 
 MLIR = (
     ENDS
@@ -41,7 +41,9 @@ func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
 )
 A = np.arange(64, dtype=np.float32)
 B = np.full(64, 2.5, np.float32)
-PLAN = StepsPlan(((0, Rule.TOKENS), (1, Rule.POSITIONS)), ((2, 1),), logits=0, steps=9, bound=8, shapes=((1, 8, 4),))
+PLAN = StepsPlan(
+    ((0, StepRule.TOKENS), (1, StepRule.POSITIONS)), ((2, 1),), logits=0, steps=9, bound=8, shapes=((1, 8, 4),)
+)
 
 
 @pytest.fixture(scope="module", params=[*AGENTS, *COMMANDS])

@@ -22,7 +22,7 @@ from support import lying_agent
 
 from fuzzing import mutate
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.errors import BoardError, FarmError, HilError, StageError
 from hil.protocol import wire_errors
 from hil.protocol.data_connection import CALL, DATA, END, HEADER, MESSAGE, METHODS, READY, Frames
@@ -185,7 +185,7 @@ def _agent(folder: Path) -> Iterator[Attempt]:
 # ---- the controller's end
 
 _X = np.arange(4, dtype=np.float32)
-_PLAN = StepsPlan(((0, Rule.TOKENS),), ((1, 1),), 0, 3, shapes=((4,),))
+_PLAN = StepsPlan(((0, StepRule.TOKENS),), ((1, 1),), 0, 3, shapes=((4,),))
 _CALLS: list[tuple[str, Callable[[Any, Path], object]]] = [
     ("Describe", lambda client, path: client.describe(0.0)),
     ("Clock", lambda client, path: client.pings(1)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 
 VOCABULARY = 7
@@ -82,7 +82,7 @@ class SummingProgram:
 
 def plan_of(program: SummingProgram, steps: int, **more: Any) -> StepsPlan:
     """Return a plan for the program."""
-    rules = [(0, Rule.TOKENS), (1, Rule.POSITIONS), (3, Rule.MASK)][: len(program.inputs) - 1]
+    rules = [(0, StepRule.TOKENS), (1, StepRule.POSITIONS), (3, StepRule.MASK)][: len(program.inputs) - 1]
     shapes = ((1, program.slots, _WIDTH),)
     return StepsPlan(tuple(rules), ((2, 1),), 0, steps, bound=program.slots, shapes=shapes, **more)
 

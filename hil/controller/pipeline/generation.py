@@ -43,7 +43,7 @@ from hil.core.steps import (
     POSITIONS,
     PROMPT,
     TOKENS,
-    Rule,
+    StepRule,
     StepsPlan,
     stepped_outputs,
 )
@@ -181,7 +181,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None
-    place = next(place for place, rule in decoder.plan.rules if rule is Rule.TOKENS)
+    place = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
     if model.inputs[place].shape and model.inputs[place].shape[-1] == 1:
         return case
     inputs = {**_with_all_tokens(case), FORCED: np.empty(0, np.int64), OTHER_PROMPT: np.empty(0, np.int64)}

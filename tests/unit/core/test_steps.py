@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
 
 from hil.core import steps
-from hil.core.steps import MAX_STEPS, BoundSteps, Rule, SteppedProgram, StepsPlan, make_stepped, stepped_outputs
+from hil.core.steps import MAX_STEPS, BoundSteps, SteppedProgram, StepRule, StepsPlan, make_stepped, stepped_outputs
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed, UsageError
 
@@ -231,7 +231,7 @@ def test_stepped_program_passes_constant_inputs():
             return [logits * inputs[3], cache]
 
     program = Scaled()
-    rules = ((0, Rule.TOKENS), (1, Rule.POSITIONS))
+    rules = ((0, StepRule.TOKENS), (1, StepRule.POSITIONS))
     stepped = SteppedProgram(program, StepsPlan(rules, ((2, 1),), 0, 1, shapes=((1, 0, 4),)))
     assert [spec.name for spec in stepped.inputs] == ["prompt", "forced", "other_prompt", "scale"]
     stepped.bind([ids(PROMPT), ids(NONE), ids(NONE), np.array(2, np.float32)])
@@ -353,12 +353,12 @@ def test_stepped_program_rejects_wrong_number_of_rows():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rules": ((0, Rule.TOKENS), (0, Rule.POSITIONS))}, r"the inputs \[0, 0, 2\]"),
-        ({"rules": ((0, Rule.TOKENS), (2, Rule.POSITIONS))}, r"the inputs \[0, 2, 2\]"),
-        ({"rules": ((9, Rule.TOKENS),)}, r"the inputs \[9, 2\] of a program with 3 inputs"),
-        ({"rules": ((-1, Rule.TOKENS),)}, r"the inputs \[-1, 2\]"),
+        ({"rules": ((0, StepRule.TOKENS), (0, StepRule.POSITIONS))}, r"the inputs \[0, 0, 2\]"),
+        ({"rules": ((0, StepRule.TOKENS), (2, StepRule.POSITIONS))}, r"the inputs \[0, 2, 2\]"),
+        ({"rules": ((9, StepRule.TOKENS),)}, r"the inputs \[9, 2\] of a program with 3 inputs"),
+        ({"rules": ((-1, StepRule.TOKENS),)}, r"the inputs \[-1, 2\]"),
         ({"rules": ()}, "one input must take the tokens"),
-        ({"rules": ((0, Rule.TOKENS), (1, Rule.TOKENS))}, "one input must take the tokens"),
+        ({"rules": ((0, StepRule.TOKENS), (1, StepRule.TOKENS))}, "one input must take the tokens"),
         ({"feedback": ((2, 2),)}, r"the outputs \[0, 2\] of a program with 2 outputs"),
         ({"logits": 5}, r"the outputs \[5, 1\]"),
         ({"logits": -1}, r"the outputs \[-1, 1\]"),

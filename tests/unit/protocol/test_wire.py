@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import DTYPES, TensorSpec, to_bytes
 from hil.errors import UsageError
 from hil.protocol import grpc_calls, wire
@@ -32,7 +32,7 @@ def test_tensor_spec_survives_message_round_trip(spec):
 uints = st.integers(0, 2**32 - 1)
 plans = st.builds(
     StepsPlan,
-    st.lists(st.tuples(uints, st.sampled_from(Rule)), max_size=5).map(tuple),
+    st.lists(st.tuples(uints, st.sampled_from(StepRule)), max_size=5).map(tuple),
     st.just(((2, 1), (3, 2))),
     shapes=st.tuples(*[st.lists(st.integers(0, 2**64 - 1), max_size=4).map(tuple)] * 2),
     logits=uints,

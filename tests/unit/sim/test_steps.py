@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 from hil.sim.faults import parse
@@ -17,7 +17,7 @@ from hil.sim.runtime import SimProgram
 
 PROMPT, OTHER, FORCED = [3, 1, 4], [2, 7], [1, 5, 2]
 PLAN = StepsPlan(
-    rules=((0, Rule.TOKENS), (1, Rule.MASK), (2, Rule.POSITIONS)),
+    rules=((0, StepRule.TOKENS), (1, StepRule.MASK), (2, StepRule.POSITIONS)),
     feedback=((3, 1), (4, 2), (5, 3), (6, 4)),
     shapes=((1, 0, 2),) * 4,
     logits=0,
@@ -170,7 +170,7 @@ def test_corrupt_fault_changes_each_call():
     assert stepped.fetch()[0][:, 0].tolist() == [0, 0, 0, 100, 200, 300]
 
 
-NO_CACHE = StepsPlan(rules=((0, Rule.TOKENS),), feedback=(), logits=0, steps=3)
+NO_CACHE = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=(), logits=0, steps=3)
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hil.controller.models.generation.spec import GenerateSpec
-from hil.core.steps import Rule, StepsPlan
+from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.errors import UsageError, did_you_mean
 
 # Names of inputs by rule, as exporters write them (optimum, torch.onnx, onnxruntime-genai, LiteRT, ExecuTorch).
-_NAMES: Mapping[Rule, tuple[str, ...]] = {
-    Rule.TOKENS: ("input_ids", "tokens", "token_ids", "ids", "token", "decoder_input_ids"),
-    Rule.POSITIONS: ("position_ids", "positions", "cache_position", "input_pos", "position", "pos"),
-    Rule.MASK: ("attention_mask", "mask", "causal_mask", "attn_mask"),
-    Rule.LENGTH: ("total_sequence_length", "total_length"),
-    Rule.LAST: ("seqlens_k",),
+_NAMES: Mapping[StepRule, tuple[str, ...]] = {
+    StepRule.TOKENS: ("input_ids", "tokens", "token_ids", "ids", "token", "decoder_input_ids"),
+    StepRule.POSITIONS: ("position_ids", "positions", "cache_position", "input_pos", "position", "pos"),
+    StepRule.MASK: ("attention_mask", "mask", "causal_mask", "attn_mask"),
+    StepRule.LENGTH: ("total_sequence_length", "total_length"),
+    StepRule.LAST: ("seqlens_k",),
 }
 _LOGITS = ("logits", "lm_logits", "prediction_scores")
 # Part of a cache input's name -> parts that replace it in the output's name.
@@ -76,23 +76,23 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     cache = {**_pair_cache(inputs, outputs), **roles.cache}
     for own, other in cache.items():
         _check_feedback(inputs[taken[own]], outputs[made[other]])
-    named = {rule: getattr(roles, rule.value) for rule in Rule}
+    named = {rule: getattr(roles, rule.value) for rule in StepRule}
     free = [one for one in inputs if one.name not in cache and one.name not in named.values()]
     rules = []
-    for rule in Rule:
+    for rule in StepRule:
         found = named[rule] or _find_name(_NAMES[rule], free)
-        if not found and rule is Rule.TOKENS:
+        if not found and rule is StepRule.TOKENS:
             found = _find_only_integers(free)
         if found:
             rules.append((taken[found], rule))
             free = [one for one in free if one.name != found]
     free_outputs = [one for one in outputs if one.name not in cache.values()]
     logits = roles.logits or _find_name(_LOGITS, free_outputs) or _find_only(free_outputs)
-    if not any(rule is Rule.TOKENS for _, rule in rules) or not logits:
+    if not any(rule is StepRule.TOKENS for _, rule in rules) or not logits:
         missing = "an output with logits" if not logits else "an input with token ids"
         raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
     pairs = sorted((taken[own], made[other]) for own, other in cache.items())
-    mask = next((inputs[place] for place, rule in rules if rule is Rule.MASK), None)
+    mask = next((inputs[place] for place, rule in rules if rule is StepRule.MASK), None)
     bound = _bound_of([inputs[place] for place, _ in pairs], mask)
     plan = StepsPlan(
         rules=tuple(rules),

@@ -25,10 +25,10 @@ from hil.controller.records.generation import MAX_ROWS
 from hil.controller.records.run import make_run_case
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult
-from hil.core.steps import FORCED, PROMPT, TOKENS, Rule, StepCall, StepsPlan
+from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall, StepRule, StepsPlan
 
 UNSTABLE = Repetition((Answer(1, 0), Answer(1, 1)), differing=("logits",)).record()
-PLAN = StepsPlan(rules=((0, Rule.TOKENS),), feedback=((1, 1),), logits=0, steps=3, bound=64)
+PLAN = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=((1, 1),), logits=0, steps=3, bound=64)
 
 
 def make_calls(start: int, *calls: tuple[int, int], gap: int = 10) -> list[StepCall]:

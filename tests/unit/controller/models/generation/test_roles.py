@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.models.generation.roles import Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
-from hil.core.steps import Rule
+from hil.core.steps import StepRule
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
@@ -36,7 +36,7 @@ def detect(inputs: list[TensorSpec], outputs: list[TensorSpec], **roles: Any) ->
     return detect_roles(inputs, outputs, spec(roles=Roles(**roles)))
 
 
-def rules_of(decoder: Decoder, inputs: list[TensorSpec]) -> dict[str, Rule]:
+def rules_of(decoder: Decoder, inputs: list[TensorSpec]) -> dict[str, StepRule]:
     return {inputs[place].name: rule for place, rule in decoder.plan.rules}
 
 
@@ -54,9 +54,9 @@ def test_detect_roles_of_optimum_export():
     outputs = [LOGITS, *total([f"present.{n}.{part}" for n in range(11) for part in ("key", "value")])]
     decoder = detect(inputs, outputs)
     assert rules_of(decoder, inputs) == {
-        "input_ids": Rule.TOKENS,
-        "attention_mask": Rule.MASK,
-        "position_ids": Rule.POSITIONS,
+        "input_ids": StepRule.TOKENS,
+        "attention_mask": StepRule.MASK,
+        "position_ids": StepRule.POSITIONS,
     }
     assert decoder.plan.feedback == tuple((3 + n, 1 + n) for n in range(22))
     assert (decoder.plan.logits, decoder.plan.bound, decoder.inputs) == (0, 0, ())
@@ -78,9 +78,9 @@ def test_detect_roles_of_genai_export():
     ]
     decoder = detect(inputs, [LOGITS, *total(["present.0.key", "present.0.value"])])
     assert rules_of(decoder, inputs) == {
-        "input_ids": Rule.TOKENS,
-        "seqlens_k": Rule.LAST,
-        "total_sequence_length": Rule.LENGTH,
+        "input_ids": StepRule.TOKENS,
+        "seqlens_k": StepRule.LAST,
+        "total_sequence_length": StepRule.LENGTH,
     }
 
 
@@ -138,7 +138,7 @@ def test_detect_roles_of_litert_export(prefix: str, suffix: str):
     ]
     outputs = [LOGITS, *(TensorSpec(named(one), "float32", keys if "_k_" in one else values) for one in caches)]
     decoder = detect(inputs, outputs)
-    assert list(rules_of(decoder, inputs).values()) == [Rule.TOKENS, Rule.POSITIONS, Rule.MASK]
+    assert list(rules_of(decoder, inputs).values()) == [StepRule.TOKENS, StepRule.POSITIONS, StepRule.MASK]
     assert [(layer, is_key) for _, layer, is_key in layers_of(decoder)] == [
         (0, True),
         (0, False),
@@ -152,7 +152,7 @@ def test_detect_roles_of_litert_export(prefix: str, suffix: str):
 def test_detect_roles_of_executorch_export():
     inputs = [TensorSpec("tokens", "int64", (1, None)), TensorSpec("input_pos", "int64", (1,))]
     decoder = detect(inputs, [TensorSpec("output_0", "float32", (1, 128))])
-    assert list(rules_of(decoder, inputs).values()) == [Rule.TOKENS, Rule.POSITIONS]
+    assert list(rules_of(decoder, inputs).values()) == [StepRule.TOKENS, StepRule.POSITIONS]
     assert decoder.cache == () and decoder.plan.feedback == ()
 
 
@@ -175,7 +175,7 @@ def test_detect_roles_uses_only_integer_input_as_tokens():
     inputs = [TensorSpec("arg0", "int64", (1, "n")), *past(["arg1", "arg2"])]
     outputs = [TensorSpec("result0", "float32", (1, "n", 9)), *total(["result1", "result2"])]
     decoder = detect(inputs, outputs, cache={"arg1": "result1", "arg2": "result2"})
-    assert rules_of(decoder, inputs) == {"arg0": Rule.TOKENS}
+    assert rules_of(decoder, inputs) == {"arg0": StepRule.TOKENS}
     assert decoder.plan.feedback == ((1, 1), (2, 2)) and decoder.plan.logits == 0
 
 
@@ -191,11 +191,11 @@ def test_detect_roles_prefers_names_of_specification():
     outputs = [LOGITS, TensorSpec("scores", "float32", (1, "n", 9))]
     decoder = detect(inputs, outputs, tokens="a", positions="b", length="c", last="d", mask="e", logits="scores")
     assert rules_of(decoder, inputs) == {
-        "a": Rule.TOKENS,
-        "b": Rule.POSITIONS,
-        "c": Rule.LENGTH,
-        "d": Rule.LAST,
-        "e": Rule.MASK,
+        "a": StepRule.TOKENS,
+        "b": StepRule.POSITIONS,
+        "c": StepRule.LENGTH,
+        "d": StepRule.LAST,
+        "e": StepRule.MASK,
     }
     assert decoder.plan.logits == 1 and decoder.inputs == ("input_ids",)
 
