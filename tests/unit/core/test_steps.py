@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
 
 from hil.core import steps
-from hil.core.steps import MAX_STEPS, BoundSteps, SteppedProgram, StepRule, StepsPlan, make_stepped, stepped_outputs
+from hil.core.steps import MAX_STEPS, BoundSteps, SteppedProgram, StepRule, StepsPlan, stepped_outputs
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed, UsageError
 
@@ -26,7 +26,7 @@ def ids(values: Sequence[int]) -> Array:
 
 
 def run(program: Any, plan: StepsPlan, prompt: Sequence[int], forced: Sequence[int] = ()) -> list[Array]:
-    stepped = make_stepped(program, plan)
+    stepped = SteppedProgram(program, plan)
     stepped.bind([ids(prompt), ids(forced), ids(NONE)])
     stepped.run()
     return stepped.fetch()
@@ -133,7 +133,7 @@ def test_program_with_last_logits_returns_row_per_call():
 
 def test_stepped_program_runs_other_prompt_between_runs():
     program = SummingProgram()
-    stepped = make_stepped(program, plan_of(program, 1))
+    stepped = SteppedProgram(program, plan_of(program, 1))
     stepped.bind([ids(PROMPT), ids([3]), ids([5, 5])])
     seen = []
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_other_prompt_reveals_state_between_prompts():
             return [logits + before.sum(), cache]
 
     program = Stale()
-    stepped = make_stepped(program, plan_of(program, 0))
+    stepped = SteppedProgram(program, plan_of(program, 0))
     stepped.bind([ids(PROMPT), ids(NONE), ids([5, 5])])
     first, second = [], []
     for outputs in (first, second):
@@ -214,7 +214,7 @@ def test_program_without_step_copies_cache():
             return self._made
 
     program = Bound()
-    stepped = make_stepped(program, plan_of(SummingProgram(), 3))
+    stepped = SteppedProgram(program, plan_of(SummingProgram(), 3))
     assert isinstance(stepped._program, BoundSteps) and stepped.placement() is None
     found = run(program, plan_of(SummingProgram(), 3), PROMPT)
     np.testing.assert_array_equal(found[0], logits_of([*PROMPT, *found[2][:-1]]))
@@ -242,7 +242,7 @@ def test_stepped_program_passes_constant_inputs():
 def test_stepped_program_limits_recorded_calls(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(steps, "MAX_CALLS", 3)
     program = SummingProgram()
-    stepped = make_stepped(program, plan_of(program, 6))
+    stepped = SteppedProgram(program, plan_of(program, 6))
     stepped.bind([ids(PROMPT), ids(NONE), ids(NONE)])
     stepped.run()
     assert [call.tokens for call in stepped.calls] == [4, 1, 1] and len(stepped.fetch()[2]) == 7
@@ -314,7 +314,7 @@ def test_stepped_program_rejects_prompts_that_do_not_fit(
     prompt: list[int], forced: list[int], other: list[int], message: str
 ):
     program = SummingProgram(slots=8)
-    stepped = make_stepped(program, plan_of(program, 3))
+    stepped = SteppedProgram(program, plan_of(program, 3))
     with pytest.raises(UsageError, match=message):
         stepped.bind([ids(prompt), ids(forced), ids(other)])
 
@@ -323,7 +323,7 @@ def test_stepped_program_rejects_prompts_that_do_not_fit(
 def test_stepped_program_rejects_cache_of_wrong_shape(shape: tuple[int, ...]):
     program = SummingProgram()
     with pytest.raises(UsageError):
-        make_stepped(program, replace(plan_of(program, 3), shapes=(shape,)))
+        SteppedProgram(program, replace(plan_of(program, 3), shapes=(shape,)))
 
 
 @pytest.mark.parametrize("forced", [[], [1, 2, 3]])
@@ -336,7 +336,7 @@ def test_stepped_program_fills_whole_cache(forced: list[int]):
 def test_stepped_program_rejects_fixed_number_of_tokens():
     program = SummingProgram(tokens=16)
     with pytest.raises(UsageError, match="takes 16 tokens per call, expected 1 or any number"):
-        make_stepped(program, plan_of(program, 3))
+        SteppedProgram(program, plan_of(program, 3))
 
 
 def test_stepped_program_rejects_wrong_number_of_rows():

@@ -81,8 +81,8 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     rules = []
     for rule in StepRule:
         found = named[rule] or _find_name(_NAMES[rule], free)
-        if not found and rule is StepRule.TOKENS:
-            found = _find_only_integers(free)
+        if not found and rule in (StepRule.TOKENS, StepRule.POSITIONS):
+            found = _find_unnamed(rule, free)
         if found:
             rules.append((taken[found], rule))
             free = [one for one in free if one.name != found]
@@ -144,8 +144,14 @@ def _find_name(names: Iterable[str], specs: Sequence[TensorSpec]) -> str:
     return next((plain[name] for name in names if name in plain), "")
 
 
-def _find_only_integers(specs: Sequence[TensorSpec]) -> str:
-    return _find_only([one for one in specs if one.dtype in ("int32", "int64") and len(one.shape) in (1, 2)])
+def _find_unnamed(rule: StepRule, specs: Sequence[TensorSpec]) -> str:
+    """Return the only integer input with the shape of tokens or of a single position. ExecuTorch drops all names."""
+    known = {name for names in _NAMES.values() for name in names}
+    integers = [one for one in specs if one.dtype in ("int32", "int64") and one.name not in known]
+    if rule is StepRule.POSITIONS:
+        return _find_only([one for one in integers if one.shape in ((), (1,))])
+    rows = [one for one in integers if len(one.shape) == 2]
+    return _find_only(rows or [one for one in integers if len(one.shape) == 1 and one.shape != (1,)])
 
 
 def _find_only(specs: Sequence[TensorSpec]) -> str:

@@ -156,6 +156,12 @@ def test_detect_roles_of_executorch_export():
     assert decoder.cache == () and decoder.plan.feedback == ()
 
 
+def test_detect_roles_of_executorch_program_without_names():
+    inputs = [TensorSpec("input0", "int64", ("a", "b")), TensorSpec("input1", "int64", (1,))]
+    outputs = [TensorSpec("output0", "float32", (1, 128))]
+    assert rules_of(detect(inputs, outputs), inputs) == {"input0": StepRule.TOKENS, "input1": StepRule.POSITIONS}
+
+
 @pytest.mark.parametrize("has_mask", [True, False])
 def test_detect_roles_of_static_cache(has_mask: bool):
     names = [f"past_key_values.0.{part}" for part in ("key", "value")]
