@@ -165,7 +165,8 @@ def judge_generation(
     calls, baseline = baseline, baseline or reference
     expected = _rows_at(reference, board.positions)
     actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(baseline, control)
-    finite = np.asarray(np.isfinite(actual).all(-1))
+    # Models mask unused tokens with minus infinity.
+    finite = np.asarray((np.isfinite(actual) | (actual == expected)).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
     bad_cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
     prefill = None
@@ -256,7 +257,8 @@ def _divergence(expected: Array, actual: Array) -> Array:
 
 
 def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Bounds) -> list[RowResult]:
-    kl, error = _divergence(expected, actual), np.abs(actual - expected).max(-1)
+    error = np.where(actual == expected, 0.0, np.abs(actual - expected)).max(-1)
+    kl = _divergence(expected, actual)
     top = np.sort(expected, -1)[:, -2:]
     margins = top[:, -1] - top[:, 0]
     return [
@@ -282,8 +284,9 @@ def _rows_at(result: Generated, positions: Iterable[int]) -> Array:
 def _find_inconsistency(board: Generated, reference: Generated, baseline: Generated) -> GenerationFault | None:
     """Find the first position at which the steps of the model itself differ from the same tokens as a prompt."""
     exact = _rows_at(baseline, reference.positions)
-    far = np.abs(np.asarray(reference.logits, np.float64) - exact).max(-1)
-    wrong = np.flatnonzero(far > _ERROR_FLOOR * float(np.abs(exact).max(initial=0.0)))
+    steps = np.asarray(reference.logits, np.float64)
+    far = np.where(steps == exact, 0.0, np.abs(steps - exact)).max(-1)
+    wrong = np.flatnonzero(far > _ERROR_FLOOR * _largest(np.abs(exact)))
     return _fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
 
 
@@ -470,7 +473,7 @@ def _describe_row(row: RowResult, bound: _Bounds) -> str:
 
 def _top_share(actual: Array, expected: Array, k: int) -> float | None:
     """Return the mean share of the reference's k largest logits that are the board's; None for small vocabularies."""
-    if k >= actual.shape[-1] or not np.isfinite(actual).all():
+    if k >= actual.shape[-1] or np.isnan(actual).any():
         return None
     if k == 1:  # equal logits: the lowest token, as for the other results
         return float(np.mean(np.argmax(actual, -1) == np.argmax(expected, -1)))

@@ -204,6 +204,20 @@ def test_judge_generation_reports_first_nonfinite_logits(bad: float, position: i
     assert judged.fault is not None and judged.fault.tensor == "logits"
 
 
+def mask_token(made: Generated) -> Generated:
+    assert made.prefill is not None
+    logits, prefill = made.logits.copy(), made.prefill.copy()
+    logits[:, 3] = prefill[:, 3] = -np.inf
+    return replace(made, logits=logits, prefill=prefill)
+
+
+def test_judge_generation_passes_tokens_that_the_model_masks():
+    board, reference = mask_token(generated(np.float32)), mask_token(generated())
+    assert judge_generation(board, reference, board).outcome is Outcome.PASS
+    wrong = replace(board, logits=np.where(np.isneginf(board.logits), 0.0, board.logits))
+    assert judge_generation(wrong, reference, board).outcome is Outcome.FAIL
+
+
 def test_judge_generation_blames_layer_before_nonfinite_cache():
     board = generated()
     cache = list(board.cache)
