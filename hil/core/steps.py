@@ -222,12 +222,12 @@ class SteppedProgram:
     def _run_prompt(self, prompt: Sequence[int]) -> int:
         """Run a prompt with an empty cache. Return the next token."""
         self._logits, token = [], 0
-        self._cache = self._start_cache()
+        self._cache = self.start_cache()
         for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
             token = self._call(prompt[begin:end], begin)
         return token
 
-    def _start_cache(self) -> dict[int, Any]:
+    def start_cache(self) -> dict[int, Any]:
         """Return the cache before the first call of a prompt: output -> content."""
         return {
             output: np.zeros(shape, dtype_of(self._program.inputs[place].dtype))
@@ -236,10 +236,10 @@ class SteppedProgram:
 
     def _call(self, tokens: Sequence[int], position: int) -> int:
         """Run the program for new tokens. Return the token with the largest logit after them."""
-        feeds = self._make_feeds(tokens, position)
+        feeds = self.make_feeds(tokens, position)
         self.note_call(position, max(position - len(self._prompt) + 1, 0))
         start = now_ns()
-        values = self._step(feeds, len(tokens), position)
+        values = self.run_step(feeds, len(tokens), position)
         logits = self._program.to_array(self._plan.logits, values[self._plan.logits])
         end = now_ns()
         if len(self.calls) < MAX_CALLS:
@@ -250,16 +250,18 @@ class SteppedProgram:
         if len(rows) not in (1, len(tokens)):
             raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens)} tokens")
         self._logits.append((position + len(tokens) - len(rows), rows))
-        return self._pick(rows[-1], position + len(tokens))
+        return self.pick_token(rows[-1], position + len(tokens))
 
-    def _step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+    def run_step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+        """Run the program for ``count`` new tokens. Return its outputs as values of the runtime."""
         return self._program.step(feeds)
 
-    def _pick(self, row: Array, position: int) -> int:
+    def pick_token(self, row: Array, position: int) -> int:
         """Return the token for a position: the lowest one of those with the largest logit."""
         return int(np.argmax(row))
 
-    def _make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+    def make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+        """Return the program's inputs for new tokens, the first one at ``position``."""
         given: dict[int, Any] = dict(self._given)
         for place, rule in self._plan.rules:
             given[place] = _MAKERS[rule](self._program.inputs[place], tokens, position)

@@ -73,30 +73,34 @@ class SimSteps(SteppedProgram):
         if follows:
             self._kept = len(self._other)
 
-    def _start_cache(self) -> dict[int, Any]:
-        return self._cache if self._kept else super()._start_cache()
+    def start_cache(self) -> dict[int, Any]:
+        """Return the cache of the previous prompt with ``stale_cache``, else an empty one."""
+        return self._cache if self._kept else super().start_cache()
 
-    def _make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
-        feeds = super()._make_feeds(tokens, position + self._kept)
+    def make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+        """Return the inputs with the faults of mask and positions."""
+        feeds = super().make_feeds(tokens, position + self._kept)
         for fault in self._faults:
             fault.change_feeds(feeds, _DecoderCall(position, position + self._kept, len(tokens)))
         return feeds
 
-    def _step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+    def run_step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+        """Run the program, with the faults of a call, of the cache and of layers."""
         positions = range(position, position + count)
         self._trigger(positions)
         if self._slow and self._slow["position"] in positions:
             time.sleep(self._slow["seconds"])
-        values = list(super()._step(feeds, count, position))
+        values = list(super().run_step(feeds, count, position))
         for fault in self._faults:
             fault.change_values(values, _DecoderCall(position, position + self._kept, count))
         return values
 
-    def _pick(self, row: Array, position: int) -> int:
+    def pick_token(self, row: Array, position: int) -> int:
+        """Return the token, or the second best with ``argmax``."""
         # The position is that of the token, which follows that of the logits.
         if self._argmax and position > self._argmax["position"]:
             return int(np.argsort(-row, kind="stable")[1])
-        return super()._pick(row, position)
+        return super().pick_token(row, position)
 
 
 class _StepFault:

@@ -84,7 +84,7 @@ def test_worker_lets_program_replace_its_steps():
     class Faulty(SummingProgram):
         def stepped(self, plan: StepsPlan) -> SteppedProgram:
             class Other(SteppedProgram):
-                def _pick(self, row: Array, position: int) -> int:
+                def pick_token(self, row: Array, position: int) -> int:
                     return 0
 
             return Other(self, plan)
