@@ -25,6 +25,10 @@ NEAR_TIE = 2.0
 _KL_FLOOR = 1e-12
 _ERROR_FLOOR = 1e-6
 _TOP = (5, 100)
+# Difference to the largest logit from which a token has no probability: exp(-100) is 4e-44.
+_NEGLIGIBLE = 100.0
+# Maximum number of positions whose order is compared.
+_MAX_ORDERED = 1024
 # Largest difference of two scaled cache entries that are the same.
 _SAME_ENTRY = 0.05
 
@@ -38,7 +42,6 @@ class FaultKind(str, Enum):
     SLOT = "slot"
     POSITION = "position"
     MASK = "mask"
-    CHUNK = "chunk"
     LAYER = "layer"
     HEAD = "head"
     FLIP = "flip"
@@ -165,8 +168,7 @@ def judge_generation(
     calls, baseline = baseline, baseline or reference
     expected = _rows_at(reference, board.positions)
     actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(baseline, control)
-    # Models mask unused tokens with minus infinity.
-    finite = np.asarray((np.isfinite(actual) | (actual == expected)).all(-1))
+    finite = np.asarray((np.isfinite(actual) | _is_equal(actual, expected)).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
     bad_cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
     prefill = None
@@ -194,7 +196,8 @@ def judge_generation(
     if fault is not None and fault.kind is FaultKind.MODEL:
         reason = f"the model's steps differ from the same tokens as a prompt, also in the reference: {fault}"
     else:
-        reason = "" if fault is None else f"{fault}: {_describe_fault(fault, board, rows, bound)}"
+        shown = [*wrong, *wrong_prefill] or rows
+        reason = "" if fault is None else f"{fault}: {_describe_fault(fault, board, shown, bound)}"
     return GenerationVerdict(
         outcome=Outcome.PASS if fault is None else Outcome.FAIL,
         reason=reason,
@@ -233,15 +236,34 @@ class _Bounds:
     @classmethod
     def of(cls, reference: Generated, control: Generated) -> _Bounds:
         exact, rounded = np.asarray(reference.logits, np.float64), np.asarray(control.logits, np.float64)
-        scale = _largest(np.abs(exact))
+        scale = _measure_scale(exact)
         kl = max(_largest(_divergence(exact, rounded)), _KL_FLOOR)
-        error = max(_largest(np.abs(exact - rounded)), _ERROR_FLOOR * scale)
+        error = max(_largest(_measure_errors(rounded, exact)), _ERROR_FLOOR * scale)
         return cls(min(FACTOR * kl, math.log(exact.shape[-1])), min(FACTOR * error, scale / 2), error)
 
 
 def _largest(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.max()) if known.size else 0.0
+
+
+def _is_negligible(logits: Array) -> Array:
+    """Return which tokens have no probability. Models mask unused tokens with minus infinity or a large number."""
+    return np.asarray(logits < logits.max(-1, keepdims=True) - _NEGLIGIBLE)
+
+
+def _is_equal(actual: Array, expected: Array) -> Array:
+    return np.asarray((actual == expected) | (_is_negligible(actual) & _is_negligible(expected)))
+
+
+def _measure_errors(actual: Array, expected: Array) -> Array:
+    """Return the largest difference of each row's logits, without tokens that have no probability in both."""
+    return np.asarray(np.where(_is_equal(actual, expected), 0.0, np.abs(actual - expected)).max(-1))
+
+
+def _measure_scale(logits: Array) -> float:
+    """Return the largest magnitude of a logit, without tokens that have no probability."""
+    return _largest(np.where(_is_negligible(logits), 0.0, np.abs(logits)))
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -252,14 +274,14 @@ def _log_softmax(logits: Array) -> Array:
 def _divergence(expected: Array, actual: Array) -> Array:
     """Return the KL divergence of each row, in nats: sum(p * (log p - log q)), where p is expected."""
     p, q = _log_softmax(expected), _log_softmax(actual)
-    terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
+    weights = np.exp(p)
+    terms = np.where(weights == 0.0, 0.0, weights * (p - q))
     return np.asarray(np.maximum(terms.sum(-1), 0.0))
 
 
 def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Bounds) -> list[RowResult]:
-    error = np.where(actual == expected, 0.0, np.abs(actual - expected)).max(-1)
-    kl = _divergence(expected, actual)
-    top = np.sort(expected, -1)[:, -2:]
+    kl, error = _divergence(expected, actual), _measure_errors(actual, expected)
+    top = np.partition(expected, -min(2, expected.shape[-1]), -1)[:, -2:]
     margins = top[:, -1] - top[:, 0]
     return [
         RowResult(
@@ -284,9 +306,8 @@ def _rows_at(result: Generated, positions: Iterable[int]) -> Array:
 def _find_inconsistency(board: Generated, reference: Generated, baseline: Generated) -> GenerationFault | None:
     """Find the first position at which the steps of the model itself differ from the same tokens as a prompt."""
     exact = _rows_at(baseline, reference.positions)
-    steps = np.asarray(reference.logits, np.float64)
-    far = np.where(steps == exact, 0.0, np.abs(steps - exact)).max(-1)
-    wrong = np.flatnonzero(far > _ERROR_FLOOR * _largest(np.abs(exact)))
+    far = _measure_errors(np.asarray(reference.logits, np.float64), exact)
+    wrong = np.flatnonzero(far > _ERROR_FLOOR * _measure_scale(exact))
     return _fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
 
 
@@ -442,7 +463,7 @@ def _join(cache: Sequence[CacheRows]) -> Array:
 
 
 def _is_permuted(actual: Array, expected: Array) -> bool:
-    if actual.shape != expected.shape:
+    if actual.shape != expected.shape or len(actual) > _MAX_ORDERED:
         return False
     near = np.array([np.abs(expected - row).max(-1).argmin() for row in actual])
     is_whole = len(set(near.tolist())) == len(actual)
@@ -461,7 +482,7 @@ def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[Row
         return f"token {board.tokens[fault.step]} was chosen, the largest logit is that of token {at.actual}"
     if at is not None and fault.kind is FaultKind.FLIP:
         return f"the largest logit is that of token {at.actual}, not {at.expected}, with a margin of {at.margin:.3g}"
-    if at is None or at.passed:
+    if at is None:
         at = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
     return _describe_row(at, bound)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +13,7 @@ import msgspec
 import numpy as np
 
 from hil import errors
+from hil.compare.criteria import check_outputs, criteria_for
 from hil.compare.generation import (
     CacheRows,
     FaultKind,
@@ -23,7 +26,7 @@ from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.models.generation.roles import Decoder, detect_roles
-from hil.controller.models.generation.spec import Prompt, Roles, read_spec
+from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.case import Case, ReferenceDecoder
@@ -33,10 +36,12 @@ from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
 from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
+from hil.core.files import open_file
 from hil.core.repetition import Repetition
 from hil.core.results import Model, Outcome, RunResult, Stage
 from hil.core.steps import (
     FORCED,
+    INPUTS,
     LOGITS,
     OTHER_PROMPT,
     OUTPUTS,
@@ -75,6 +80,8 @@ def begin_generation(case: Case, context: RunContext) -> Case:
         "--reference": bool(options.references),
         "--rtol": options.rtol is not None,
         "--atol": options.atol is not None,
+        "--allow-unstable": bool(options.allow_unstable),
+        "--profile": options.profile,
     }
     for option in (name for name, given in unused.items() if given):
         raise errors.UsageError(
@@ -84,10 +91,9 @@ def begin_generation(case: Case, context: RunContext) -> Case:
         )
     spec = read_spec(options.generate)
     decoder = detect_roles(model.inputs, model.outputs, spec)
-    prompt = next((one for one in spec.prompt if one.name == options.prompt), None)
-    if prompt is None:
-        names = ", ".join(one.name for one in spec.prompt)
-        raise errors.UsageError(f"{options.generate} has no prompt {options.prompt!r}", hint=f"prompts: {names}")
+    check_outputs(load_rules(options.accept), _logits_names(model, decoder))
+    prompt = _choose_prompt(spec, options)
+    _check_tokens(prompt, model.outputs[decoder.plan.logits])
     bound = decoder.plan.bound
     if bound and (total := len(prompt.tokens) + (len(prompt.forced[: spec.steps]) or spec.steps)) > bound:
         raise errors.UsageError(
@@ -100,9 +106,49 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     if spec.reference:
         path = options.generate.parent / spec.reference
         other = import_model(path, isolated=context.isolated, cache=context.cache)
-        detected = msgspec.structs.replace(spec, roles=Roles())  # the specification's names are those of the program
-        reference = ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), detected))
+        reference = _make_reference(other, spec, options, context)
     return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs)
+
+
+def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
+    """Return the case's prompt: the named one, or the only one."""
+    if not options.prompt and len(spec.prompt) == 1:
+        return spec.prompt[0]
+    for prompt in spec.prompt:
+        if prompt.name == options.prompt:
+            return prompt
+    names = ", ".join(one.name for one in spec.prompt)
+    what = f"has no prompt {options.prompt!r}" if options.prompt else f"has {len(spec.prompt)} prompts"
+    raise errors.UsageError(f"{options.generate} {what}", hint=f"set prompt to one of: {names}", option="--generate")
+
+
+def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
+    """Raise UsageError for tokens outside the vocabulary, if its size is known."""
+    size = logits.shape[-1] if logits.shape else None
+    if isinstance(size, int) and (large := [one for one in (*prompt.tokens, *prompt.forced) if one >= size]):
+        raise errors.UsageError(
+            f"prompt {prompt.name!r} has token {large[0]}, the model's vocabulary has {size} tokens",
+            hint="use the tokenizer of the model",
+            option="--generate",
+        )
+
+
+def _make_reference(other: Model, spec: GenerateSpec, options: Options, context: RunContext) -> ReferenceDecoder:
+    """Return the reference model with its roles: those of the specification whose names exist, else detected ones."""
+    symbols = {size for one in other.inputs or () for size in one.shape if isinstance(size, str)}
+    if dims := {name: size for name, size in options.dims.items() if name in symbols}:
+        other = import_model(other.path, dims=dims, isolated=context.isolated, cache=context.cache)
+    names = {one.name for one in (*(other.inputs or ()), *(other.outputs or ()))}
+    given = msgspec.structs.asdict(spec.roles)
+    kept: dict[str, Any] = {role: name if name in names else "" for role, name in given.items() if role != "cache"}
+    kept["cache"] = {own: new for own, new in spec.roles.cache.items() if {own, new} <= names}
+    detected = msgspec.structs.replace(spec, roles=Roles(**kept))
+    return ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), detected))
+
+
+def _logits_names(model: Model, decoder: Decoder) -> tuple[str, ...]:
+    """Return the names of the logits in criteria."""
+    return tuple(dict.fromkeys((LOGITS, (model.outputs or ())[decoder.plan.logits].name)))
 
 
 def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
@@ -116,6 +162,8 @@ def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
 
 def _make_constant_inputs(model: Model, decoder: Decoder, options: Options) -> Mapping[str, Array]:
     specs = [spec for spec in model.inputs or () if spec.name in decoder.inputs]
+    if taken := [spec.name for spec in specs if spec.name in INPUTS]:
+        raise errors.UsageError(f"a constant input of a decoder cannot have the name {taken[0]!r}")
     if not specs and not options.inputs:
         return {}
     return make_inputs(
@@ -158,6 +206,13 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
         if name not in outputs or not _is_like(specs[name], outputs[name]):
             raise errors.ProtocolBroken(f"the board returned no valid output {specs[name]}")
     positions, tokens = outputs[POSITIONS].tolist(), outputs[TOKENS].tolist()
+    vocabulary = outputs[LOGITS].shape[-1]
+    if outside := [(step, token) for step, token in enumerate(tokens) if not 0 <= token < vocabulary]:
+        step, token = outside[0]
+        raise errors.RunFailed(
+            f"sampler, step {step}: the board chose token {token}, the vocabulary has {vocabulary} tokens",
+            hint="check the argmax on the board",
+        )
     is_whole = len(tokens) == steps + 1 or (not forced and tokens and tokens[-1] in plan.stop)
     last = list(range(prompt - 1, prompt - 1 + len(tokens)))
     is_ordered = positions == sorted(set(positions)) and positions[-len(tokens) :] == last and positions[0] >= 0
@@ -177,20 +232,34 @@ def _is_like(spec: TensorSpec, array: Array) -> bool:
 def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """Run all tokens of a generation as a prompt, to compare the prompt's calls with the steps' calls.
 
-    A model that takes one token per call has no such run.
+    A model has no such run if it takes one token per call, or if its results depend on the tokens of the same call.
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None
     place = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
-    if model.inputs[place].shape and model.inputs[place].shape[-1] == 1:
+    if (model.inputs[place].shape and model.inputs[place].shape[-1] == 1) or _scales_calls(case):
         return case
     inputs = {**_with_all_tokens(case), FORCED: np.empty(0, np.int64), OTHER_PROMPT: np.empty(0, np.int64)}
     inputs[PROMPT] = np.concatenate([inputs[PROMPT], _fed_tokens(case)])
-    plan = replace(decoder.plan, steps=0, chunk=0)
+    plan = replace(decoder.plan, steps=0)
     arguments = {**steps_arguments(case), "steps": plan, "warmup": 0}
-    prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
+    try:
+        prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
+    except errors.StageError as error:
+        where = f"the failed run had all {len(inputs[PROMPT])} tokens as the prompt"
+        error.hint = "; ".join(filter(None, (error.hint, where)))
+        raise
     _check_outputs(case, prefill, inputs, plan)
     return replace(case, prefill=prefill)
+
+
+def _scales_calls(case: Case) -> bool:
+    """Return whether the model quantizes activations by the values of a call, so that steps differ from a prompt."""
+    reference = case.reference_decoder
+    if reference is None or reference.model.format != "onnx":
+        return False
+    with open_file(reference.model.path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(b"DynamicQuantize") >= 0
 
 
 def _fed_tokens(case: Case) -> Array:
@@ -219,15 +288,16 @@ def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
 def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, RunResult | None]:
     """Run the same tokens in an arithmetic.
 
-    If the model returns the logits of all tokens, a single call computes all positions: an evaluation that rounds every
-    value is a hundred times as slow as a runtime. The second result is then the reference with the same call.
+    If the model returns the logits of all tokens, the tokens are a single prompt: an evaluation that rounds every value
+    is a hundred times as slow as a runtime. The second result is then the reference with the same calls.
     """
     inputs = _with_all_tokens(case)
     tokens = np.concatenate([inputs[PROMPT], inputs[FORCED]])
     if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(tokens):
-        inputs |= {PROMPT: tokens, FORCED: np.empty(0, np.int64)}
-        baseline = _run_on_host(case, tools, EXACT, "control.log", inputs)
-        return _run_on_host(case, tools, arithmetic, "control.log", inputs), baseline
+        whole = {**inputs, PROMPT: tokens, FORCED: np.empty(0, np.int64)}
+        baseline = _run_on_host(case, tools, EXACT, "control.log", whole)
+        if len(baseline.outputs[LOGITS]) == len(tokens):
+            return _run_on_host(case, tools, arithmetic, "control.log", whole), baseline
     return _run_on_host(case, tools, arithmetic, "control.log", inputs), None
 
 
@@ -250,10 +320,8 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
     inputs = _with_all_tokens(case)
     control, baseline = _run_control(case, tools, arithmetic)
-    prefill = None if case.prefill is None else case.prefill.outputs[LOGITS]
-    all_rows = len(inputs[PROMPT]) + len(inputs[FORCED])
-    if prefill is not None and not len(prefill) == len(reference.outputs[LOGITS]) == all_rows:
-        prefill = None  # one of the programs returns only the last row
+    # Without a baseline, one of the programs returns only the last row.
+    prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
     board = _generated(decoder, inputs, result.outputs, prefill)
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=())  # the models store the cache in different forms
@@ -263,7 +331,8 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     verdict = _make_verdict(case, result, reference, judged)
     judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
-    if result.repetition is not None and not result.repetition.is_stable:
+    is_finite = judged.fault is None or judged.fault.kind is not FaultKind.NONFINITE
+    if result.repetition is not None and not result.repetition.is_stable and is_finite:
         judged = _mark_unstable(judged, decoder, inputs, result, result.repetition)
         case = replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
     yield case.timed(compare_s=time.monotonic() - start)
@@ -278,12 +347,13 @@ def _mark_unstable(
 ) -> GenerationVerdict:
     """Return a verdict on a board whose runs of the same prompt differ."""
     fault, first = judged.fault, _generated(decoder, inputs, result.outputs)
-    again = next((one.outputs for one in repetition.answers[1:] if one.outputs is not None), None)
-    if again is not None and (fault is None or fault.kind is not FaultKind.NONFINITE):
-        fault = find_stale(first, _generated(decoder, inputs, again)) or fault
+    answers = [one.outputs for one in repetition.answers[1:] if one.outputs is not None]
+    shapes = {name: array.shape for name, array in result.outputs.items()}
+    if again := [one for one in answers if {name: array.shape for name, array in one.items()} == shapes]:
+        fault = find_stale(first, _generated(decoder, inputs, again[0])) or fault
     where = f"{fault}" if fault is not None and fault.kind is FaultKind.STALE else "stale cache"
     what = ", ".join(repetition.differing[:_SHOWN]) + (", ..." if len(repetition.differing) > _SHOWN else "")
-    reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
+    reason = f"{where}, or not deterministic: the same prompt after another prompt returned other {what or 'outputs'}"
     reason = "; ".join(filter(None, (reason, judged.reason)))
     return replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
 
@@ -316,7 +386,7 @@ def _generated(
 def _rows(array: Array, axis: int) -> Array:
     """Return a cache tensor as one row per position."""
     moved = np.moveaxis(np.asarray(array), axis, 0)
-    return moved.reshape(moved.shape[0], -1)
+    return moved.reshape(len(moved), math.prod(moved.shape[1:]))
 
 
 def _make_verdict(case: Case, result: RunResult, reference: RunResult, judged: GenerationVerdict) -> Verdict:
@@ -325,10 +395,12 @@ def _make_verdict(case: Case, result: RunResult, reference: RunResult, judged: G
     place = {int(position): row for row, position in enumerate(reference.outputs[POSITIONS])}
     order = [place[int(position)] for position in result.outputs[POSITIONS]]
     expected = np.asarray(reference.outputs[LOGITS])[order].astype(actual.dtype)
-    rules = load_rules(case.options.accept)
-    bound = None if rules else judged.error_bound
-    rtol = None if rules else 0.0
-    output = compare_output(LOGITS, actual, expected, rtol=rtol, atol=bound, allow_blind=(LOGITS,), accept=rules)
+    output = compare_output(LOGITS, actual, expected, rtol=0.0, atol=judged.error_bound, allow_blind=(LOGITS,))
+    rules, decoder, model = load_rules(case.options.accept), case.decoder, case.model
+    if rules:
+        assert decoder is not None and model is not None
+        name = next(one for one in _logits_names(model, decoder) if criteria_for(one, rules))
+        output = replace(compare_output(name, actual, expected, accept=rules), name=LOGITS)
     unmet = output.reason if output.criteria and not output.passed else ""
     reason = "; ".join(filter(None, (judged.reason, unmet)))
     outcome = Outcome.FAIL if reason else Outcome.PASS

@@ -12,6 +12,7 @@ from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.settings.options import Options
 from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, RunResult
+from hil.core.steps import MAX_CALLS
 from hil.core.tensors import Array
 
 
@@ -65,7 +66,8 @@ def _merge_run(
     times = (*result.iterations_ns, *again.iterations_ns)
     result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
-    return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s, calls=(*call.calls, *later.calls))
+    calls = call.calls if len(call.calls) >= MAX_CALLS else (*call.calls, *later.calls)
+    return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s, calls=calls)
 
 
 def _get_repetition(result: RunResult) -> Repetition:

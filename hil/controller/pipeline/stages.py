@@ -224,10 +224,11 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 fetch_s=call.fetch_s,
             )
             if case.decoder is not None:
-                check_generation(case)
-                case = run_prefill(replace(case, calls=call.calls), program)
+                check_generation(case := replace(case, calls=call.calls))
             yield case
             tools.sink.keep(case, "outputs")
+            if case.decoder is not None:
+                yield (case := run_prefill(case, program))
             if recorder is not None:
                 recorder.timed(call, inputs, result.outputs)
                 tools.sink.stage(case, Stage.RUN, "second run, with the profiler")

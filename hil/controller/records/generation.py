@@ -18,7 +18,9 @@ _Times = Annotated[list[Count], Meta(max_length=MAX_TIMES)]
 class StoredFault(Record, kw_only=True):
     """First fault of a generation."""
 
-    kind: Annotated[str, note("cause: overflow, sampler, slot, position, mask, layer, head, flip, logits")]
+    kind: Annotated[
+        str, note("cause: overflow, stale cache, sampler, slot, position, mask, layer, head, flip, logits, model")
+    ]
     position: Count
     step: Annotated[Count, note("number of the step, from 1; 0 is in the prompt")]
     layer: Annotated[Count | None, note("layer, from 0; null if unknown or outside the layers")]

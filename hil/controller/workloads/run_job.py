@@ -10,6 +10,7 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import with_given_defaults
+from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
@@ -121,7 +122,13 @@ def run_job(
 
 
 def _has_changed(record: RunCase, path: Path, options: Options, context: RunContext) -> bool:
-    """Return whether a finished case's model has changed. If the model file is missing, return False."""
+    """Return whether a finished case's model or prompt has changed. If the model file is missing, return False."""
+    if options.generate is not None and record.generation is not None:
+        spec = read_spec(options.generate)
+        prompt = next(one for one in spec.prompt if one.name == options.prompt)
+        was_run = record.generation
+        if (was_run.prompt_tokens, was_run.forced) != (prompt.tokens, prompt.forced[: spec.steps]):
+            return True
     was = record.model and record.model.digest
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:

@@ -85,9 +85,12 @@ def _per_prompt(cases: Sequence[SizedCase]) -> list[SizedCase]:
             found.append(case)
             continue
         for prompt in read_spec(path).prompt:
-            name, options = safe_name(f"{case.name}-{prompt.name}"), replace(case.options, prompt=prompt.name)
-            found.append(replace(case, name=name, options=options))
-    return found
+            # A prompt is a model of its own, so that the smallest failing sizes are those of the prompt.
+            model, options = safe_name(f"{case.model}-{prompt.name}"), replace(case.options, prompt=prompt.name)
+            one = replace(case, model=model, options=options)
+            found.append(one.resized({}) if case.ranges else replace(one, name=model))
+    names = numbered([case.name for case in found])
+    return [replace(case, name=name) for case, name in zip(found, names, strict=True)]
 
 
 class FailureSearch:

@@ -204,18 +204,29 @@ def test_judge_generation_reports_first_nonfinite_logits(bad: float, position: i
     assert judged.fault is not None and judged.fault.tensor == "logits"
 
 
-def mask_token(made: Generated) -> Generated:
+def mask_token(made: Generated, value: float) -> Generated:
     assert made.prefill is not None
     logits, prefill = made.logits.copy(), made.prefill.copy()
-    logits[:, 3] = prefill[:, 3] = -np.inf
+    logits[:, 3] = prefill[:, 3] = value
     return replace(made, logits=logits, prefill=prefill)
 
 
-def test_judge_generation_passes_tokens_that_the_model_masks():
-    board, reference = mask_token(generated(np.float32)), mask_token(generated())
-    assert judge_generation(board, reference, board).outcome is Outcome.PASS
-    wrong = replace(board, logits=np.where(np.isneginf(board.logits), 0.0, board.logits))
+@pytest.mark.parametrize(("mask", "boards"), [(-math.inf, -math.inf), (-3.4e38, -3.4e38), (-1e9, -math.inf)])
+def test_judge_generation_passes_tokens_that_the_model_masks(mask: float, boards: float):
+    board, reference = mask_token(generated(np.float32), boards), mask_token(generated(), mask)
+    judged = judge_generation(board, reference, mask_token(generated(np.float32), mask))
+    assert judged.outcome is Outcome.PASS and judged.error_bound < 0.1
+    wrong = replace(board, logits=np.where(board.logits < -1e8, 0.0, board.logits))
     assert judge_generation(wrong, reference, board).outcome is Outcome.FAIL
+
+
+def test_judge_generation_describes_prefill_if_only_prefill_is_wrong():
+    board = generated()
+    assert board.prefill is not None
+    prefill = board.prefill.copy()
+    prefill[7] += np.arange(prefill.shape[1])
+    judged = judge(replace(board, prefill=prefill))
+    assert judged.outcome is Outcome.FAIL and "at position 7 KL" in judged.reason and "KL 0 " not in judged.reason
 
 
 def test_judge_generation_blames_layer_before_nonfinite_cache():

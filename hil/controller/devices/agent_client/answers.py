@@ -233,6 +233,8 @@ def calls_of(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]
     """Return the calls of a stepped program."""
     _expect(start.HasField("steps") or not done.calls, "calls of steps that hil did not ask for")
     _few(done.calls, MAX_CALLS, "calls")
+    stamps = [stamp for call in done.calls for stamp in (call.start_ns, call.end_ns)]
+    _expect(stamps == sorted(stamps) and min(stamps, default=0) >= 0, "times of calls decrease")
     return tuple(StepCall(call.tokens, call.start_ns, call.end_ns) for call in done.calls)
 
 

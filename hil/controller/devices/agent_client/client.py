@@ -174,6 +174,7 @@ class AgentClient(AgentConnection, BoardClient):
         call = self._call(start, inputs, into or {}, names, most_bytes)
         if call.repetition is None or call.repetition.is_stable:
             return call
+        names = names if steps is None else tuple(call.outputs)
         return replace(call, repetition=self._recalled(program_id, call.repetition, names, most_bytes))
 
     def _recalled(

@@ -89,12 +89,16 @@ def read_spec(path: Path) -> GenerateSpec:
             if tokenizer is None:
                 raise UsageError(f"{path}: the prompt {given[:40]!r} is a text", hint=_TEXT_HINT, option="--generate")
             if not getattr(prompt, kind):
-                setattr(prompt, kind, tokenizer.encode(given, add_special_tokens=kind == "tokens").ids)
+                setattr(prompt, kind, _encode_text(tokenizer, given, path, is_prompt=kind == "tokens"))
         if not prompt.tokens:
             raise UsageError(f"{path}: a prompt has no tokens", hint=_TEXT_HINT, option="--generate")
     longest = spec.prompt[0]
     spec.prompt += [
-        Prompt(name=f"{longest.name or 'length'}-{size}", tokens=longest.tokens[:size], forced=longest.tokens[size:])
+        Prompt(
+            name=f"{longest.name or 'length'}-{size}",
+            tokens=longest.tokens[:size],
+            forced=[*longest.tokens[size:], *longest.forced],
+        )
         for size in _cut_lengths(spec.lengths, len(longest.tokens), path)
     ]
     names = numbered([prompt.name or f"prompt-{number}" for number, prompt in enumerate(spec.prompt, 1)])
@@ -128,6 +132,16 @@ def _cut_lengths(lengths: list[int], most: int, path: Path) -> list[int]:
             option="--generate",
         )
     return lengths
+
+
+def _encode_text(tokenizer: Any, text: str, path: Path, *, is_prompt: bool) -> list[int]:
+    """Convert a text to tokens, with the tokenizer's special tokens at the start of a prompt. Raises UsageError."""
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=is_prompt).ids)
+    except Exception as error:  # the library raises plain exceptions
+        raise UsageError(
+            f"{path}: the tokenizer cannot convert {text[:40]!r}: {error}", hint=_TEXT_HINT, option="--generate"
+        ) from error
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -432,8 +432,8 @@ class RunSettings(CaseSettings):
         "Generate tokens with a decoder and verify each: a TOML file with prompts.",
         metavar="SPEC",
     )
-    # name of a prompt of the specification; each prompt is a case.
-    prompt: str = ""
+    # name of a prompt of the specification; "" is the only one. Commands run a case per prompt.
+    prompt: str = _make_option("", TEXT)
     # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model, RunResult
 from hil.core.steps import SteppedProgram
-from hil.errors import ProtocolBroken, ReferenceFailed, UsageError
+from hil.errors import ProtocolBroken, ReferenceFailed, RunFailed, UsageError
 
 SPEC = """
 steps = 3
@@ -66,6 +66,44 @@ def test_begin_generation_sets_prompts(tmp_path: Path, prompt: str, forced: list
     assert case.needs_result is (prompt == "free")
 
 
+def test_begin_generation_uses_only_prompt_without_name(tmp_path: Path):
+    case = begin(tmp_path, "", "[[prompt]]\ntokens = [3]\n")
+    assert case.inputs is not None and case.inputs["prompt"].tolist() == [3]
+    with pytest.raises(UsageError, match="has 2 prompts") as caught:
+        begin(tmp_path, "")
+    assert caught.value.hint == "set prompt to one of: free, forced"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("allow_unstable", ("x",)), ("profile", True), ("rtol", 0.1), ("references", ("onnxruntime",))],
+)
+def test_begin_generation_rejects_options_without_effect(tmp_path: Path, option: str, value: Any):
+    with pytest.raises(UsageError, match="--generate does not support"):
+        begin(tmp_path, **{option: value})
+
+
+def test_begin_generation_rejects_criteria_of_other_outputs(tmp_path: Path):
+    assert begin(tmp_path, accept=("logits: top1>=0.5",)).decoder is not None
+    with pytest.raises(UsageError, match="unknown output 'present"):
+        begin(tmp_path, accept=("present.0.key: sqnr>=40",))
+
+
+def test_begin_generation_rejects_tokens_outside_vocabulary(tmp_path: Path):
+    with pytest.raises(UsageError, match="has token 99999, the model's vocabulary has"):
+        begin(tmp_path, "a", "[[prompt]]\nname = 'a'\ntokens = [99999]\n")
+
+
+def test_check_generation_names_sampler_that_chooses_unknown_token(tmp_path: Path):
+    case = ran(begin(tmp_path))
+    assert case.result is not None
+    tokens = case.result.outputs["tokens"].copy()
+    tokens[1] = 99999
+    wrong = replace(case.result, outputs={**case.result.outputs, "tokens": tokens})
+    with pytest.raises(RunFailed, match="sampler, step 1: the board chose token 99999"):
+        check_generation(replace(case, result=wrong))
+
+
 @pytest.mark.parametrize("tokens", [[0], [3], [2, 2], [1, 2, 1]])
 def test_begin_generation_makes_different_other_prompt(tmp_path: Path, tokens: list[int]):
     case = begin(tmp_path, "a", f"[[prompt]]\nname = 'a'\ntokens = {tokens}\n")
@@ -77,7 +115,7 @@ def test_begin_generation_makes_different_other_prompt(tmp_path: Path, tokens: l
 def test_begin_generation_rejects_unknown_prompt(tmp_path: Path):
     with pytest.raises(UsageError, match="has no prompt 'x'") as caught:
         begin(tmp_path, "x")
-    assert caught.value.hint == "prompts: free, forced"
+    assert caught.value.hint == "set prompt to one of: free, forced"
 
 
 @pytest.mark.parametrize(("steps", "forced", "total"), [(4, [], 0), (9, [1, 2], 0), (5, [], 8), (9, [1] * 5, 8)])
