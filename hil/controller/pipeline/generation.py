@@ -347,15 +347,21 @@ def _mark_unstable(
 ) -> GenerationVerdict:
     """Return a verdict on a board whose runs of the same prompt differ."""
     fault, first = judged.fault, _generated(decoder, inputs, result.outputs)
-    answers = [one.outputs for one in repetition.answers[1:] if one.outputs is not None]
-    shapes = {name: array.shape for name, array in result.outputs.items()}
-    if again := [one for one in answers if {name: array.shape for name, array in one.items()} == shapes]:
+    others = [one.outputs for one in repetition.answers[1:] if one.outputs is not None]
+    if again := [one for one in others if _is_alike(one, result.outputs)]:
         fault = find_stale(first, _generated(decoder, inputs, again[0])) or fault
     where = f"{fault}" if fault is not None and fault.kind is FaultKind.STALE else "stale cache"
     what = ", ".join(repetition.differing[:_SHOWN]) + (", ..." if len(repetition.differing) > _SHOWN else "")
-    reason = f"{where}, or not deterministic: the same prompt after another prompt returned other {what or 'outputs'}"
+    reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
+    reason += ", or the program is not deterministic"
     reason = "; ".join(filter(None, (reason, judged.reason)))
     return replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
+
+
+def _is_alike(outputs: Mapping[str, Array], first: Mapping[str, Array]) -> bool:
+    """Return whether outputs have the names and ranks of the first run. A stale cache may be longer."""
+    ranks = [{name: array.ndim for name, array in one.items()} for one in (outputs, first)]
+    return ranks[0] == ranks[1] and len(outputs[LOGITS]) == len(outputs[POSITIONS])
 
 
 def _check_reference(result: RunResult, reference: RunResult) -> None:
