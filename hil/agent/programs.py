@@ -31,7 +31,7 @@ from hil.core.digest import Hasher
 from hil.core.files import open_file
 from hil.core.tensors import TensorSpec, check_names, nbytes_of
 from hil.errors import BoardUnfit, LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
-from hil.protocol import wire
+from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
 # A test run with many traced modules loads a program for each module.
@@ -298,7 +298,7 @@ class Programs:
                 self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         if start.HasField("steps"):
-            order |= {"op": "generate", "steps": wire.steps_from_message(start.steps).to_json()}
+            order |= {"op": "generate", "steps": wire_steps.steps_from_message(start.steps).to_json()}
         timeout = _timeout(start.timeout_s)
         note = partial(self._sessions.journal.note, fence=loaded.session.fence, program=start.program_id)
         ended = partial(note, f"{order['op']} ended")

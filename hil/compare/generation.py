@@ -311,9 +311,10 @@ def _find_inconsistency(board: Generated, reference: Generated, baseline: Genera
     return _fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
 
 
-def _fault(board: Generated, kind: FaultKind, position: int, **more: object) -> GenerationFault:
-    step = max(position - board.prompt + 1, 0)
-    return GenerationFault(kind, position, step, **more)  # type: ignore[arg-type]
+def _fault(
+    board: Generated, kind: FaultKind, position: int, *, tensor: str = "", layer: int = -1, phase: str = ""
+) -> GenerationFault:
+    return GenerationFault(kind, position, max(position - board.prompt + 1, 0), tensor, layer, phase)
 
 
 def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:

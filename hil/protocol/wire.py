@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 from hil import errors
 from hil.core import tensors
 from hil.core.digest import SMALL
-from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
@@ -86,32 +85,3 @@ def tensor_from_message(message: pb.Tensor, streamed: Any = None) -> Array:
     """
     data = streamed if message.WhichOneof("payload") == "streamed" else np.frombuffer(message.inline, np.uint8)
     return tensors.from_bytes(data, message.dtype, tuple(message.shape))
-
-
-def steps_to_message(plan: StepsPlan) -> pb.Steps:
-    """Convert a plan to a message."""
-    return pb.Steps(
-        rules=[pb.InputRule(input=place, rule=rule.value) for place, rule in plan.rules],
-        feedback=[
-            pb.Feedback(input=place, output=output, shape=shape)
-            for (place, output), shape in zip(plan.feedback, plan.shapes, strict=True)
-        ],
-        logits=plan.logits,
-        steps=plan.steps,
-        chunk=plan.chunk,
-        stop=plan.stop,
-        bound=plan.bound,
-    )
-
-
-def steps_from_message(message: pb.Steps) -> StepsPlan:
-    """Convert a message to a plan. Raises UsageError for an unknown rule."""
-    return StepsPlan.of_json(
-        {
-            "rules": [(one.input, one.rule) for one in message.rules],
-            "feedback": [(one.input, one.output) for one in message.feedback],
-            "shapes": [tuple(one.shape) for one in message.feedback],
-            "stop": list(message.stop),
-            **{name: getattr(message, name) for name in ("logits", "steps", "chunk", "bound")},
-        }
-    )

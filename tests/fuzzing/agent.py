@@ -15,7 +15,7 @@ from support.over_grpc import metadata_of
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
 from hil.core.steps import StepRule, StepsPlan
-from hil.protocol import wire
+from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
 METHODS = methods_of(pb.DESCRIPTOR, wire.SERVICES)
@@ -38,7 +38,7 @@ def seeds() -> list[bytes]:
         pb.Tensor(name=name, dtype="int64", shape=[len(one)], inline=np.array(one, np.int64).tobytes())
         for name, one in (("prompt", [1, 4, 2]), ("forced", [3, 0]), ("other_prompt", []))
     ]
-    steps = wire.steps_to_message(
+    steps = wire_steps.steps_to_message(
         StepsPlan(((0, StepRule.TOKENS),), ((1, 0),), 0, 3, chunk=1, stop=(9,), bound=8, shapes=((1,),))
     )
     generate = pb.InvokeStart(program_id=PROGRAM, inputs=ids, warmup=1, iterations=1, timeout_s=5, steps=steps)

@@ -37,6 +37,7 @@ from hil.controller.pipeline.compilations import compile_repeatedly
 from hil.controller.pipeline.generation import (
     begin_generation,
     check_generation,
+    compare_generation,
     refer_generation,
     run_prefill,
     steps_arguments,
@@ -302,6 +303,11 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.keep(case, "references")
 
 
+def _compare_outputs(case: Case, tools: Tools) -> Iterator[Case]:
+    """Compare the board's outputs with the references."""
+    return compare_case(case, tools) if case.decoder is None else compare_generation(case, tools)
+
+
 def _run_plain_reference(
     inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path
 ) -> RunResult | None:
@@ -360,6 +366,6 @@ PIPELINE = (
             and not (case.needs_result and case.result is None)
         ),
     ),
-    PipelineStep(Stage.COMPARE, compare_case, lambda case: case.result is not None and bool(case.references)),
+    PipelineStep(Stage.COMPARE, _compare_outputs, lambda case: case.result is not None and bool(case.references)),
 )
 STAGES = tuple(step.stage for step in PIPELINE)

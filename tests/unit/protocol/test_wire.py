@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import DTYPES, TensorSpec, to_bytes
 from hil.errors import UsageError
-from hil.protocol import grpc_calls, wire
+from hil.protocol import grpc_calls, wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
 texts = st.text(max_size=30)
@@ -45,14 +45,14 @@ plans = st.builds(
 
 @given(plans)
 def test_steps_plan_survives_message_round_trip(plan):
-    sent = pb.Steps.FromString(wire.steps_to_message(plan).SerializeToString())
-    assert wire.steps_from_message(sent) == plan
+    sent = pb.Steps.FromString(wire_steps.steps_to_message(plan).SerializeToString())
+    assert wire_steps.steps_from_message(sent) == plan
 
 
 @pytest.mark.parametrize("rule", ["", "TOKENS", "tokens ", "x" * 1000])
 def test_steps_from_message_rejects_unknown_rule(rule):
     with pytest.raises(UsageError, match="invalid steps") as caught:
-        wire.steps_from_message(pb.Steps(rules=[pb.InputRule(input=0, rule=rule)]))
+        wire_steps.steps_from_message(pb.Steps(rules=[pb.InputRule(input=0, rule=rule)]))
     assert len(caught.value.message) < 2000
 
 

@@ -31,7 +31,7 @@ from hil.core.results import Artifact
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.core.timeline import Span
-from hil.protocol import wire
+from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
 _CALL_S = 60.0
@@ -169,7 +169,7 @@ class AgentClient(AgentConnection, BoardClient):
         )
         names = self._outputs.get(program_id)
         if steps is not None:
-            start.steps.CopyFrom(wire.steps_to_message(steps))
+            start.steps.CopyFrom(wire_steps.steps_to_message(steps))
             names = None
         call = self._call(start, inputs, into or {}, names, most_bytes)
         if call.repetition is None or call.repetition.is_stable:

@@ -14,7 +14,6 @@ from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement
 from hil.controller.backends.references import EXPECTED_HINT, measure_noise
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import compare_generation
 from hil.controller.pipeline.settings.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -42,9 +41,6 @@ PLAIN = "of the plain model"
 
 def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
     """Compare the outputs with the references and set the outcome."""
-    if case.decoder is not None:
-        yield from compare_generation(case, tools)
-        return
     try:
         for judged in _judge_case(case, tools):
             yield judged
