@@ -15,6 +15,7 @@ from enum import Enum
 import numpy as np
 
 from hil.core.results import Outcome
+from hil.core.steps import TokenPlaces
 from hil.core.tensors import Array
 
 # A board may deviate this much more than the control.
@@ -71,20 +72,38 @@ class Generated:
     """Result of a generation.
 
     Attributes:
-        prompt: Number of tokens of the prompt.
+        places: Positions of the tokens.
         positions: Position of each row of the logits [rows].
         logits: Array [rows, vocabulary].
-        tokens: Tokens after the prompt and after each step.
+        tokens: Tokens after the prompt and after each step of every turn.
+        text: Token of each position; -1 for tokens that the board chose, which are no text.
         prefill: Logits of all positions [positions, vocabulary], from a run with all tokens as the prompt; None if not
             measured.
     """
 
-    prompt: int
+    places: TokenPlaces
     positions: Array
     logits: Array
     tokens: Array
     cache: tuple[CacheRows, ...] = ()
     prefill: Array | None = None
+    text: Array = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Prediction of known tokens, in nats.
+
+    Attributes:
+        tokens: Number of predicted tokens.
+        board_nats: Mean of -log p(token), with p from the logits of the position before.
+        error_nats: Standard error of the mean difference between board and reference; NaN for one token.
+    """
+
+    tokens: int
+    board_nats: float
+    reference_nats: float
+    error_nats: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +129,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class GenerationFault:
-    """A fault with its place. ``layer`` is -1 if unknown or not in a layer."""
+    """A fault with its place. ``step`` is 0 in a prompt. ``layer`` is -1 if unknown or not in a layer."""
 
     kind: FaultKind
     position: int
@@ -140,7 +159,7 @@ class GenerationVerdict:
         kl_bound: Permitted divergence of a position, in nats.
         error_bound: Permitted difference of a logit.
         top: k -> share of positions whose k largest logits are the reference's.
-        first_divergent: Number of the first step whose token differs from the reference's; None if none does.
+        first_divergent: Number of the first chosen token that differs from the reference's, from 0; None if none does.
     """
 
     outcome: Outcome
@@ -152,6 +171,7 @@ class GenerationVerdict:
     notes: tuple[str, ...] = ()
     top: Mapping[int, float] = field(default_factory=dict)
     first_divergent: int | None = None
+    perplexity: Perplexity | None = None
 
 
 @np.errstate(all="ignore")
@@ -188,9 +208,7 @@ def judge_generation(
         fault = _fault(board, FaultKind.FLIP, far[0].position)
     if fault is None and flips:
         notes.append(f"{len(flips)} of {len(rows)} largest logits differ at near-ties")
-    divergent = next(
-        (row.position for row in rows if row.position >= board.prompt - 1 and row.actual != row.expected), None
-    )
+    differing = {row.position for row in rows if row.actual != row.expected}
     if fault is None and calls is not None:
         fault = _find_inconsistency(board, reference, calls)
     if fault is not None and fault.kind is FaultKind.MODEL:
@@ -207,7 +225,8 @@ def judge_generation(
         fault=fault,
         notes=tuple(notes),
         top={k: share for k in (1, *_TOP) if (share := _top_share(actual, expected, k)) is not None},
-        first_divergent=None if divergent is None else divergent - board.prompt + 1,
+        first_divergent=next((n for n, position in enumerate(board.places.chosen) if position in differing), None),
+        perplexity=_measure_perplexity(board, actual, expected),
     )
 
 
@@ -314,7 +333,7 @@ def _find_inconsistency(board: Generated, reference: Generated, baseline: Genera
 def _fault(
     board: Generated, kind: FaultKind, position: int, *, tensor: str = "", layer: int = -1, phase: str = ""
 ) -> GenerationFault:
-    return GenerationFault(kind, position, max(position - board.prompt + 1, 0), tensor, layer, phase)
+    return GenerationFault(kind, position, board.places.step_of(position), tensor, layer, phase)
 
 
 def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
@@ -333,10 +352,10 @@ def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
 def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None:
     """Find the first token that is not the one with the largest logit."""
     rows = {int(position): row for row, position in enumerate(board.positions)}
-    for step, token in enumerate(board.tokens):
-        row = rows.get(board.prompt - 1 + step)
+    for position, token in zip(board.places.chosen, board.tokens, strict=True):
+        row = rows.get(position)
         if row is not None and int(np.argmax(actual[row])) != int(token):
-            return _fault(board, FaultKind.SAMPLER, board.prompt - 1 + step)
+            return _fault(board, FaultKind.SAMPLER, position)
     return None
 
 
@@ -433,7 +452,7 @@ def _find_phase(
     are then right.
     """
     own = [row for place, rows in bad.rows.items() if bad.first_layer == place[0] for row in rows]
-    steps_are_wrong = max(own) >= board.prompt if own else any(row.position >= board.prompt for row in wrong)
+    steps_are_wrong = not {*(own or (row.position for row in wrong))}.isdisjoint(board.places.steps)
     if wrong_prefill and not steps_are_wrong:
         return "prefill only"
     return "decode only" if steps_are_wrong and not wrong_prefill else ""
@@ -446,7 +465,7 @@ def _is_mask(board: Generated, bad: _BadCache, wrong_prefill: Sequence[RowResult
     leaves the last position of the prompt, which has no next one, and all later steps.
     """
     rows = {row for place, rows in bad.rows.items() if place[0] == 1 for row in rows}
-    return 0 not in rows or board.prompt - 1 not in rows
+    return 0 not in rows or board.places.chosen[0] not in rows
 
 
 def _describe_cache(board: Generated, reference: Generated, bad: _BadCache) -> str:
@@ -480,7 +499,8 @@ def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[Row
     """Describe the logits at the fault's position, or the worst ones if these are right."""
     at = next((row for row in rows if row.position == fault.position), None)
     if at is not None and fault.kind is FaultKind.SAMPLER:
-        return f"token {board.tokens[fault.step]} was chosen, the largest logit is that of token {at.actual}"
+        token = board.tokens[board.places.chosen.index(fault.position)]
+        return f"token {token} was chosen, the largest logit is that of token {at.actual}"
     if at is not None and fault.kind is FaultKind.FLIP:
         return f"the largest logit is that of token {at.actual}, not {at.expected}, with a margin of {at.margin:.3g}"
     if at is None:
@@ -491,6 +511,18 @@ def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[Row
 def _describe_row(row: RowResult, bound: _Bounds) -> str:
     kl = f"KL {row.kl:.2g} (bound {bound.kl:.2g})"
     return f"at position {row.position} {kl}, max abs {row.max_abs:.3g} (bound {bound.error:.3g})"
+
+
+def _measure_perplexity(board: Generated, actual: Array, expected: Array) -> Perplexity | None:
+    """Return the perplexity of the known tokens that follow a row; None without any."""
+    following = [int(position) + 1 for position in board.positions]
+    known = [row for row, after in enumerate(following) if after < len(board.text) and board.text[after] >= 0]
+    if not known:
+        return None
+    tokens = board.text[[following[row] for row in known]]
+    own, exact = (-_log_softmax(array[known])[np.arange(len(known)), tokens] for array in (actual, expected))
+    error = float(np.std(own - exact, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
+    return Perplexity(len(known), float(own.mean()), float(exact.mean()), error)
 
 
 def _top_share(actual: Array, expected: Array, k: int) -> float | None:

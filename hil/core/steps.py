@@ -7,8 +7,9 @@ so both make the same calls.
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ PROMPT, FORCED, OTHER_PROMPT = INPUTS = ("prompt", "forced", "other_prompt")
 # Outputs of a stepped program, before the cache.
 LOGITS, POSITIONS, TOKENS = OUTPUTS = ("logits", "positions", "tokens")
 MAX_STEPS = 1 << 16
+# Separates the turns of a conversation in prompts, forced tokens and chosen tokens.
+TURN_END = -1
 # Maximum number of calls whose times are recorded.
 MAX_CALLS = 50_000
 # Maximum number of elements in an empty cache tensor.
@@ -54,9 +57,9 @@ class StepsPlan:
         rules: Input -> rule. Exactly one input has the tokens.
         feedback: (input, output): the input is the output of the previous call.
         logits: Output with the logits, of all tokens of a call or only of the last.
-        steps: Maximum number of calls after the prompt.
+        steps: Maximum number of calls after the prompt, in each turn.
         chunk: Number of the prompt's tokens per call; 0 is all.
-        stop: Tokens that end the generation.
+        stop: Tokens that end a turn.
         bound: Maximum number of tokens in the cache; 0 if unlimited.
         shapes: Shape of each empty cache tensor, in the order of ``feedback``.
     """
@@ -133,8 +136,12 @@ class SteppedProgram:
     program's constant inputs. Each step takes the next forced token, or without forced tokens the token with the
     largest logit (the lowest one of equals).
 
+    A conversation has several turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
+    its prompt and its steps after the tokens of the earlier turns.
+
     Outputs: logits [rows, vocabulary], the position of each row (int64 [rows]), tokens (int64 [calls after the prompt
-    + 1]: the token with the largest logit after the prompt and after each step), and the cache after the last step.
+    + 1] per turn: the token with the largest logit after the prompt and after each step), and the cache after the last
+    step.
 
     The other prompt runs before every run except the first, outside the timed section. A program whose cache depends
     on earlier prompts then returns different outputs.
@@ -156,14 +163,17 @@ class SteppedProgram:
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
         self.outputs = stepped_outputs(program.outputs, plan)
-        self._prompt: list[int] = []
-        self._forced: list[int] | None = None
+        self._turns: list[list[int]] = []
+        self._forced: list[list[int]] | None = None
+        # Maximum number of tokens that a run puts into the cache.
+        self._total = 0
         self._other: list[int] = []
         self._given: dict[int, Array] = {}
         self._has_run = False
         self._cache: dict[int, Any] = {}
         self._logits: list[tuple[int, Array]] = []
         self._picked: list[int] = []
+        self._step = 0
         self.calls: list[StepCall] = []
         # Called before each call with its first position, and the number of the step (0 in a prompt).
         self.note_call: Callable[[int, int], None] = lambda position, step: None
@@ -171,14 +181,16 @@ class SteppedProgram:
     def bind(self, inputs: Sequence[Array]) -> None:
         """Set the prompts and the constant inputs."""
         prompt, forced, other, *constant = inputs
-        self._prompt, self._other = [int(one) for one in prompt], [int(one) for one in other]
-        self._forced = [int(one) for one in forced] if forced.size else None
+        self._turns, self._other = split_turns(prompt), [int(one) for one in other]
+        self._forced = split_turns(forced) if forced.size else None
         self._given = dict(zip(self._constant, constant, strict=True))
-        total = len(self._prompt) + min(self._plan.steps, len(self._forced or [0] * MAX_STEPS))
-        if not self._prompt:
+        if not all(self._turns):
             raise UsageError("the prompt is empty")
-        if self._plan.bound and max(total, len(self._other)) > self._plan.bound:
-            raise UsageError(f"{total} tokens exceed the cache of {self._plan.bound} tokens")
+        if self._forced is not None and len(self._forced) != len(self._turns):
+            raise UsageError(f"forced tokens for {len(self._forced)} turns, the prompt has {len(self._turns)}")
+        self._total = sum(map(len, self._turns)) + sum(map(self._count_steps, range(len(self._turns))))
+        if self._plan.bound and max(self._total, len(self._other)) > self._plan.bound:
+            raise UsageError(f"{self._total} tokens exceed the cache of {self._plan.bound} tokens")
         self._has_run = False
 
     def renew(self) -> None:
@@ -186,27 +198,28 @@ class SteppedProgram:
         if not self._has_run:
             getattr(self._program, "renew", lambda: None)()
         elif self._other:
-            self._run_prompt(self._other)
+            self._start()
+            self._run_prompt(self._other, 0)
 
     def run(self) -> None:
         """Run the prompt and the steps."""
         self._has_run = True
-        self.calls = []
-        token = self._run_prompt(self._prompt)
-        position = len(self._prompt)
-        self._picked = [token]
-        for number in range(self._plan.steps):
-            if self._forced is not None:
-                if number == len(self._forced):
-                    break
-                token = self._forced[number]
-            elif token in self._plan.stop:
-                break
-            if self._plan.bound and position == self._plan.bound:
-                break
-            token = self._call([token], position)
-            position += 1
+        self._start()
+        position = 0
+        for number, turn in enumerate(self._turns):
+            self._picked += [TURN_END] * bool(number)
+            token = self._run_prompt(turn, position)
+            position += len(turn)
             self._picked.append(token)
+            for step in range(self._count_steps(number)):
+                if self._forced is not None:
+                    token = self._forced[number][step]
+                elif token in self._plan.stop:
+                    break
+                self._step += 1
+                token = self._call([token], position, self._step)
+                position += 1
+                self._picked.append(token)
 
     def fetch(self) -> list[Array]:
         """Return the outputs of the last run."""
@@ -219,12 +232,20 @@ class SteppedProgram:
         """Return the placement of the program, or None if unknown."""
         return getattr(self._program, "placement", lambda: None)()
 
-    def _run_prompt(self, prompt: Sequence[int]) -> int:
-        """Run a prompt with an empty cache. Return the next token."""
-        self._logits, token = [], 0
+    def _count_steps(self, turn: int) -> int:
+        """Return the maximum number of steps of a turn."""
+        return self._plan.steps if self._forced is None else min(self._plan.steps, len(self._forced[turn]))
+
+    def _start(self) -> None:
+        """Prepare the first call of a prompt."""
+        self.calls, self._logits, self._picked, self._step = [], [], [], 0
         self._cache = self.start_cache()
+
+    def _run_prompt(self, prompt: Sequence[int], position: int) -> int:
+        """Run a prompt, the first token at ``position``. Return the next token."""
+        token = 0
         for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
-            token = self._call(prompt[begin:end], begin)
+            token = self._call(prompt[begin:end], position + begin, 0)
         return token
 
     def start_cache(self) -> dict[int, Any]:
@@ -234,10 +255,10 @@ class SteppedProgram:
             for (place, output), shape in zip(self._plan.feedback, self._plan.shapes, strict=True)
         }
 
-    def _call(self, tokens: Sequence[int], position: int) -> int:
+    def _call(self, tokens: Sequence[int], position: int, step: int) -> int:
         """Run the program for new tokens. Return the token with the largest logit after them."""
         feeds = self.make_feeds(tokens, position)
-        self.note_call(position, max(position - len(self._prompt) + 1, 0))
+        self.note_call(position, step)
         start = now_ns()
         values = self.run_step(feeds, len(tokens), position)
         logits = self._program.to_array(self._plan.logits, values[self._plan.logits])
@@ -268,6 +289,53 @@ class SteppedProgram:
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
         return [given[place] for place in range(len(self._program.inputs))]
+
+
+def split_turns(tokens: Iterable[int]) -> list[list[int]]:
+    """Return the tokens of each turn."""
+    turns: list[list[int]] = [[]]
+    for token in map(int, tokens):
+        if token == TURN_END:
+            turns.append([])
+        else:
+            turns[-1].append(token)
+    return turns
+
+
+def join_turns(turns: Iterable[Iterable[int]]) -> list[int]:
+    """Return the tokens of all turns, separated by :data:`TURN_END`."""
+    return [token for number, turn in enumerate(turns) for token in (*[TURN_END] * bool(number), *turn)]
+
+
+@dataclass(frozen=True)
+class TokenPlaces:
+    """Positions of a run's tokens.
+
+    Attributes:
+        chosen: Position of the logits that each token was chosen from.
+        steps: Position of each step's token.
+    """
+
+    chosen: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of_turns(cls, prompt: Iterable[int], tokens: Iterable[int]) -> TokenPlaces:
+        """Return the positions for a prompt and the tokens that a stepped program returned."""
+        chosen: list[int] = []
+        steps: list[int] = []
+        position = 0
+        for turn, picked in zip(split_turns(prompt), split_turns(tokens), strict=False):
+            position += len(turn)
+            chosen += range(position - 1, position - 1 + len(picked))
+            steps += range(position, position - 1 + len(picked))
+            position += max(len(picked) - 1, 0)
+        return cls(tuple(chosen), tuple(steps))
+
+    def step_of(self, position: int) -> int:
+        """Return the number of the step at a position, from 1; 0 in a prompt."""
+        place = bisect.bisect_left(self.steps, position)
+        return place + 1 if self.steps[place : place + 1] == (position,) else 0
 
 
 class BoundSteps:

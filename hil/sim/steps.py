@@ -61,8 +61,7 @@ class SimSteps(SteppedProgram):
         """Set the prompts and the constant inputs. Raises UsageError if the cache is too small for two prompts."""
         super().bind(inputs)
         self._kept = 0
-        steps = self._plan.steps if self._forced is None else len(self._forced)
-        total = len(self._other) + len(self._prompt) + steps
+        total = len(self._other) + self._total
         if self._is_stale and 0 < self._plan.bound < total:
             raise UsageError(f"fault stale_cache: {total} tokens exceed the cache of {self._plan.bound} tokens")
 

@@ -9,17 +9,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from support.commands import Ended
+from support.decoder import NumpyDecoder
 from support.waiting import eventually
+
+from hil.core.steps import TURN_END, TokenPlaces, split_turns
 
 DECODER = Path(__file__).parents[2] / "examples" / "decoder"
 MODEL = DECODER / "decoder.onnx"
 PROMPT = list(b"The board needs ")
 FORCED = list(b"SSH, a POSIX shell (busy")  # positions 16 to 39
+# Tokens of the decoder are the codes of ASCII characters.
+ASCII_TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False},
+    "model": {"type": "WordLevel", "vocab": {chr(code): code for code in range(128)}, "unk_token": "?"},
+}
 ORT, IREE = ("--runtime", "onnxruntime"), ("--runtime", "iree")
 
 
@@ -47,13 +59,24 @@ def generate(hil: Callable[..., Ended], tmp_path: Path) -> Callable[..., tuple[i
     return call
 
 
-@pytest.fixture(scope="module")
-def static_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The decoder with a static cache and a mask with a row per token."""
+def load_maker() -> ModuleType:
+    """Import the script of the example."""
     found = importlib.util.spec_from_file_location("decoder_make", DECODER / "make.py")
     assert found is not None and found.loader is not None
     make = importlib.util.module_from_spec(found)
     found.loader.exec_module(make)
+    return make
+
+
+def run_exactly(tokens: list[int]) -> np.ndarray:
+    """Return the logits of tokens in float64."""
+    return NumpyDecoder(load_maker().load_weights()).run(tokens)
+
+
+@pytest.fixture(scope="module")
+def static_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decoder with a static cache and a mask with a row per token."""
+    make = load_maker()
     path = tmp_path_factory.mktemp("static") / "decoder_static.onnx"
     onnx.save(make.Decoder(make.load_weights(), is_static=True).build(), path)
     return path
@@ -109,6 +132,66 @@ def test_generation_names_mask_that_shows_next_token(generate, static_decoder):
     code, case = generate(*ORT, "--fault", "mask:how=show-next", model=static_decoder)
     assert (code, case["outcome"]) == (1, "FAIL")
     assert case["reason"].startswith("mask, in the prompt, position 0, present.1.value, prefill only: at position 0")
+
+
+def test_run_finds_smallest_failing_prompt(hil, tmp_path, static_decoder):
+    spec = tmp_path / "generate.toml"
+    spec.write_text(f'steps = 0\nlengths = [1, 9]\n[[prompt]]\nname = "one"\ntokens = {PROMPT}\n')
+    where = ("--runtime-hw-type", "sim", *ORT, "--fault", "mask:how=show-next")
+    document = hil("run", static_decoder, "--generate", spec, *where, "--json").document
+    # A mask that shows the next token of a call has no effect on a single token.
+    assert {case["name"].rsplit("-", 1)[-1]: case["outcome"] for case in document["cases"]} == {
+        "one": "FAIL",
+        **dict.fromkeys(["2", "3", "5", "9"], "FAIL"),
+        "1": "PASS",
+    }
+    (smallest,) = document["smallest_failing"]
+    assert smallest["dims"] == {"prompt tokens": 2}
+
+
+@pytest.mark.parametrize("runtime", [ORT, pytest.param(IREE, marks=pytest.mark.slow)])
+def test_generation_continues_with_turns(hil, tmp_path, runtime):
+    spec = tmp_path / "generate.toml"
+    turns = "".join(f"[[prompt.turn]]\ntokens = {list(text)}\n" for text in (b"Run the ", b"Copy "))
+    spec.write_text(f"steps = 6\n[[prompt]]\ntokens = {PROMPT}\n{turns}")
+    where = ("--runtime-hw-type", "sim", *runtime)
+    case = hil("run", MODEL, "--generate", spec, *where, "--json").case
+    assert case["outcome"] == "PASS" and case["generation"]["steps"] == 18
+    prompt, tokens = case["generation"]["prompt_tokens"], case["generation"]["tokens"]
+    turns = zip(split_turns(prompt), split_turns(tokens), strict=True)
+    logits = run_exactly([token for turn, picked in turns for token in (*turn, *picked[:-1])])
+    expected = [int(np.argmax(logits[place])) for place in TokenPlaces.of_turns(prompt, tokens).chosen]
+    assert [token for token in tokens if token != TURN_END] == expected
+
+
+def test_generation_names_step_of_later_turn(hil, tmp_path):
+    spec = tmp_path / "generate.toml"
+    spec.write_text(
+        f"[[prompt]]\ntokens = {PROMPT}\nforced = {FORCED[:4]}\n"
+        f"[[prompt.turn]]\ntokens = {list(b'Run the ')}\nforced = {FORCED[:6]}\n"
+    )
+    fault = ("--fault", "rope:position=30")  # 16 + 4 + 8 tokens are before the steps of the second turn
+    case = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, *fault, "--json").case
+    assert case["reason"].startswith("position, step 7, position 30, present.0.key")
+
+
+def test_run_shows_perplexity_of_text(hil, tmp_path):
+    pytest.importorskip("tokenizers")
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()[:120]
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(ASCII_TOKENIZER))
+    spec = tmp_path / "generate.toml"
+    spec.write_text('tokenizer = "tokenizer.json"\n[[prompt]]\nfile = "text.txt"\nwindow = 60\n')
+    ended = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--json")
+    windows = [case["generation"]["perplexity"] for case in ended.document["cases"]]
+    for window, part in zip(windows, (text[:60], text[60:]), strict=True):
+        logits = run_exactly(list(part.encode()))
+        chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        exact = -chances[np.arange(59), list(part.encode())[1:]].mean()
+        assert window["tokens"] == 59 and window["reference_nats"] == pytest.approx(exact, rel=1e-6)
+        assert window["board_nats"] == pytest.approx(exact, rel=1e-4)
+    shown = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT)
+    assert "perplexity of text.txt: " in shown.err + shown.out and "over 118 tokens" in shown.err + shown.out
 
 
 def test_generation_rejects_fault_without_effect(hil, tmp_path):

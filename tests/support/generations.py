@@ -6,6 +6,7 @@ from typing import Any
 
 from hil.controller.records.base import make_record
 from hil.controller.records.generation import StoredGeneration
+from hil.core.steps import TokenPlaces
 
 TIMES = {
     "iterations": 2,
@@ -21,6 +22,11 @@ TIMES = {
     "decode_ns": [1_000_000, 1_000_000],
     "step_ns": [500_000, 500_000],
 }
+
+
+def place_tokens(prompt: int, chosen: int) -> TokenPlaces:
+    """Return the positions of a prompt of one turn and its chosen tokens."""
+    return TokenPlaces.of_turns([0] * prompt, [0] * chosen)
 
 
 def make_position(position: int, **values: Any) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Case:
     calls: tuple[StepCall, ...] = ()
     prefill: RunResult | None = None
     generation: GenerationVerdict | None = None
+    text_file: str = ""  # file with the prompt's tokens
     references: tuple[RunResult, ...] = ()
     # references that failed while others succeeded: name -> error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)

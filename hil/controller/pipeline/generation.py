@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import time
@@ -26,7 +27,7 @@ from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.models.generation.roles import Decoder, detect_roles
-from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, read_spec
+from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.case import Case, ReferenceDecoder
@@ -48,8 +49,12 @@ from hil.core.steps import (
     POSITIONS,
     PROMPT,
     TOKENS,
+    TURN_END,
     StepRule,
     StepsPlan,
+    TokenPlaces,
+    join_turns,
+    split_turns,
     stepped_outputs,
 )
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
@@ -95,7 +100,7 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     prompt = _choose_prompt(spec, options)
     _check_tokens(prompt, model.outputs[decoder.plan.logits])
     bound = decoder.plan.bound
-    if bound and (total := len(prompt.tokens) + (len(prompt.forced[: spec.steps]) or spec.steps)) > bound:
+    if bound and (total := sum(len(one.tokens) + one.count_steps(spec.steps) for one in prompt.turns)) > bound:
         raise errors.UsageError(
             f"prompt {prompt.name!r} needs {total} tokens with its steps, the model's cache has {bound}",
             hint="reduce steps, or shorten the prompt",
@@ -107,16 +112,15 @@ def begin_generation(case: Case, context: RunContext) -> Case:
         path = options.generate.parent / spec.reference
         other = import_model(path, isolated=context.isolated, cache=context.cache)
         reference = _make_reference(other, spec, options, context)
-    return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs)
+    return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs, text_file=prompt.file)
 
 
 def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
     """Return the case's prompt: the named one, or the only one."""
     if not options.prompt and len(spec.prompt) == 1:
         return spec.prompt[0]
-    for prompt in spec.prompt:
-        if prompt.name == options.prompt:
-            return prompt
+    if (found := find_prompt(spec, options.prompt)) is not None:
+        return found
     names = ", ".join(one.name for one in spec.prompt)
     what = f"has no prompt {options.prompt!r}" if options.prompt else f"has {len(spec.prompt)} prompts"
     raise errors.UsageError(f"{options.generate} {what}", hint=f"set prompt to one of: {names}", option="--generate")
@@ -125,7 +129,8 @@ def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
 def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
     """Raise UsageError for tokens outside the vocabulary, if its size is known."""
     size = logits.shape[-1] if logits.shape else None
-    if isinstance(size, int) and (large := [one for one in (*prompt.tokens, *prompt.forced) if one >= size]):
+    tokens = [token for turn in prompt.turns for token in (*turn.tokens, *turn.forced)]
+    if isinstance(size, int) and (large := [one for one in tokens if one >= size]):
         raise errors.UsageError(
             f"prompt {prompt.name!r} has token {large[0]}, the model's vocabulary has {size} tokens",
             hint="use the tokenizer of the model",
@@ -156,7 +161,8 @@ def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
     other = [*reversed(tokens), tokens[0]][: plan.bound or None]
     if other == tokens:
         other = [tokens[0] + (1 if tokens[0] == 0 else -1)] * len(tokens)
-    values = {PROMPT: tokens, FORCED: prompt.forced[: plan.steps], OTHER_PROMPT: other}
+    all_tokens, forced = prompt.joined(plan.steps)
+    values = {PROMPT: all_tokens, FORCED: forced, OTHER_PROMPT: other}
     return {name: np.array(value, np.int64) for name, value in values.items()}
 
 
@@ -199,27 +205,32 @@ def check_generation(case: Case) -> None:
 def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], plan: StepsPlan) -> None:
     """Check that the outputs fit each other and the model. Raises ProtocolBroken."""
     assert case.decoder is not None and case.model is not None
-    outputs, prompt, forced = result.outputs, len(inputs[PROMPT]), len(inputs[FORCED])
-    steps = forced or plan.steps
+    outputs, turns = result.outputs, split_turns(inputs[PROMPT])
+    forced = split_turns(inputs[FORCED]) if inputs[FORCED].size else None
     specs = {spec.name: spec for spec in stepped_outputs(case.model.outputs or (), plan)}
     for name in (*OUTPUTS, *(one.output for one in case.decoder.cache)):
         if name not in outputs or not _is_like(specs[name], outputs[name]):
             raise errors.ProtocolBroken(f"the board returned no valid output {specs[name]}")
-    positions, tokens = outputs[POSITIONS].tolist(), outputs[TOKENS].tolist()
-    vocabulary = outputs[LOGITS].shape[-1]
+    positions, picked = outputs[POSITIONS].tolist(), split_turns(outputs[TOKENS])
+    vocabulary, tokens = outputs[LOGITS].shape[-1], [token for turn in picked for token in turn]
     if outside := [(step, token) for step, token in enumerate(tokens) if not 0 <= token < vocabulary]:
         step, token = outside[0]
         raise errors.RunFailed(
             f"sampler, step {step}: the board chose token {token}, the vocabulary has {vocabulary} tokens",
             hint="check the argmax on the board",
         )
-    is_whole = len(tokens) == steps + 1 or (not forced and tokens and tokens[-1] in plan.stop)
-    last = list(range(prompt - 1, prompt - 1 + len(tokens)))
-    is_ordered = positions == sorted(set(positions)) and positions[-len(tokens) :] == last and positions[0] >= 0
-    if not is_whole or len(tokens) > steps + 1 or not is_ordered or len(outputs[LOGITS]) != len(positions):
+    steps = [plan.steps] * len(turns) if forced is None else [min(plan.steps, len(turn)) for turn in forced]
+    is_whole = len(picked) == len(turns) and all(
+        0 < len(turn) <= count + 1 and (len(turn) > count or (forced is None and turn[-1] in plan.stop))
+        for turn, count in zip(picked, steps, strict=False)
+    )
+    places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
+    is_ordered = positions == sorted(set(positions)) and {*places.chosen, *places.steps} <= {*positions}
+    is_inside = is_ordered and positions[0] >= 0 and positions[-1] == places.chosen[-1]
+    if not is_whole or not is_inside or len(outputs[LOGITS]) != len(positions):
         raise errors.ProtocolBroken(
             f"the board returned {len(outputs[LOGITS])} rows of logits at {len(positions)} positions, "
-            f"and {len(tokens)} tokens, for a prompt of {prompt} tokens and {steps} steps"
+            f"and {len(tokens)} tokens, for a prompt of {inputs[PROMPT].size} tokens and {sum(steps)} steps"
         )
 
 
@@ -239,8 +250,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     place = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
     if (model.inputs[place].shape and model.inputs[place].shape[-1] == 1) or _scales_calls(case):
         return case
-    inputs = {**_with_all_tokens(case), FORCED: np.empty(0, np.int64), OTHER_PROMPT: np.empty(0, np.int64)}
-    inputs[PROMPT] = np.concatenate([inputs[PROMPT], _fed_tokens(case)])
+    inputs = _with_one_prompt(_with_all_tokens(case))
     plan = replace(decoder.plan, steps=0)
     arguments = {**steps_arguments(case), "steps": plan, "warmup": 0}
     try:
@@ -268,7 +278,24 @@ def _fed_tokens(case: Case) -> Array:
     forced = np.asarray(case.inputs[FORCED], np.int64)
     if forced.size or case.result is None:
         return forced
-    return np.asarray(case.result.outputs[TOKENS], np.int64)[:-1]
+    return np.array(join_turns(turn[:-1] for turn in split_turns(case.result.outputs[TOKENS])), np.int64)
+
+
+def _known_tokens(case: Case) -> Array:
+    """Return the token of each position; -1 for those that the board chose."""
+    inputs = _with_all_tokens(case)
+    tokens = _with_one_prompt(inputs)[PROMPT]
+    if case.inputs is not None and case.result is not None and not case.inputs[FORCED].size:
+        tokens[list(TokenPlaces.of_turns(inputs[PROMPT], case.result.outputs[TOKENS]).steps)] = -1
+    return tokens
+
+
+def _with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return inputs with the tokens of all turns and steps as the prompt, without steps."""
+    turns, empty = split_turns(inputs[PROMPT]), np.empty(0, np.int64)
+    pairs = itertools.zip_longest(turns, split_turns(inputs[FORCED]), fillvalue=())
+    tokens = [token for pair in pairs for part in pair for token in part]
+    return {**inputs, PROMPT: np.array(tokens, np.int64), FORCED: empty, OTHER_PROMPT: empty}
 
 
 def _with_all_tokens(case: Case) -> dict[str, Array]:
@@ -292,11 +319,10 @@ def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, 
     is a hundred times as slow as a runtime. The second result is then the reference with the same calls.
     """
     inputs = _with_all_tokens(case)
-    tokens = np.concatenate([inputs[PROMPT], inputs[FORCED]])
-    if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(tokens):
-        whole = {**inputs, PROMPT: tokens, FORCED: np.empty(0, np.int64)}
+    whole = _with_one_prompt(inputs)
+    if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(whole[PROMPT]):
         baseline = _run_on_host(case, tools, EXACT, "control.log", whole)
-        if len(baseline.outputs[LOGITS]) == len(tokens):
+        if len(baseline.outputs[LOGITS]) == len(whole[PROMPT]):
             return _run_on_host(case, tools, arithmetic, "control.log", whole), baseline
     return _run_on_host(case, tools, arithmetic, "control.log", inputs), None
 
@@ -322,7 +348,7 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     control, baseline = _run_control(case, tools, arithmetic)
     # Without a baseline, one of the programs returns only the last row.
     prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
-    board = _generated(decoder, inputs, result.outputs, prefill)
+    board = replace(_generated(decoder, inputs, result.outputs, prefill), text=_known_tokens(case))
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=())  # the models store the cache in different forms
     exact, rounded = (_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
@@ -380,13 +406,14 @@ def _check_reference(result: RunResult, reference: RunResult) -> None:
 def _generated(
     decoder: Decoder, inputs: Mapping[str, Array], outputs: Mapping[str, Array], prefill: Array | None = None
 ) -> Generated:
-    prompt = len(inputs[PROMPT])
-    count = prompt + len(inputs[FORCED])
+    places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
+    tokens = np.asarray(outputs[TOKENS])[np.asarray(outputs[TOKENS]) != TURN_END]
+    count = len(_with_one_prompt(inputs)[PROMPT])
     cache = tuple(
         CacheRows(one.output, one.layer, one.is_key, _rows(outputs[one.output], one.axis)[:count])
         for one in decoder.cache
     )
-    return Generated(prompt, outputs[POSITIONS], outputs[LOGITS], outputs[TOKENS], cache, prefill)
+    return Generated(places, outputs[POSITIONS], outputs[LOGITS], tokens, cache, prefill)
 
 
 def _rows(array: Array, axis: int) -> Array:

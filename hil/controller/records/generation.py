@@ -10,6 +10,7 @@ from hil.controller.records.base import Count, Number, Record, note
 
 # Maximum numbers of stored values.
 MAX_ROWS, MAX_TIMES = 4096, 10_000
+# Token ids. -1 is between the turns of a conversation.
 Tokens = list[int]
 Share = Annotated[float, Meta(ge=0, le=1)] | None
 _Times = Annotated[list[Count], Meta(max_length=MAX_TIMES)]
@@ -40,6 +41,19 @@ class StoredPosition(Record, kw_only=True):
     passed: bool
 
 
+class StoredPerplexity(Record, kw_only=True):
+    """Perplexity of the known tokens: those of the prompt and the forced ones.
+
+    The perplexity is exp(mean of -log p(token)), with p from the logits of the position before.
+    """
+
+    tokens: Annotated[Count, note("number of predicted tokens")]
+    board_nats: Annotated[Number, note("mean of -log p of the board; the perplexity is its exponential")]
+    reference_nats: Number
+    error_nats: Annotated[Number, note("standard error of the mean difference board - reference; null for one token")]
+    file: Annotated[str, note("text file of the tokens, or empty")] = ""
+
+
 class GenerationTimes(Record, kw_only=True):
     """Times of the timed iterations in nanoseconds, on the board's clock.
 
@@ -67,10 +81,13 @@ class StoredGeneration(Record, kw_only=True):
     """Result of --generate for a prompt."""
 
     prompt: Annotated[str, note("name of the prompt")]
-    prompt_tokens: Tokens
-    forced: Annotated[Tokens, note("tokens that the steps ran; empty if the board chose them")]
-    tokens: Annotated[Tokens, note("tokens with the board's largest logit, after the prompt and after each step")]
-    steps: Annotated[Count, note("calls after the prompt")]
+    prompt_tokens: Annotated[Tokens, note("token ids; -1 is between the turns of a conversation")]
+    forced: Annotated[Tokens, note("tokens that the steps ran, with -1 between turns; empty if the board chose them")]
+    tokens: Annotated[
+        Tokens,
+        note("tokens with the board's largest logit, after the prompt and each step of a turn, with -1 between turns"),
+    ]
+    steps: Annotated[Count, note("calls after the prompts")]
     chunk: Annotated[Count, note("prompt tokens per call; 0 is all")]
     bound: Annotated[Count | None, note("number of positions in the cache; null if unlimited")]
     fault: StoredFault | None = None
@@ -82,8 +99,9 @@ class StoredGeneration(Record, kw_only=True):
     top1: Annotated[Share, note("share of positions whose largest logit is the reference's")] = None
     top5: Annotated[Share, note("mean share of the reference's five largest logits among the board's")] = None
     top100: Share = None
+    perplexity: Annotated[StoredPerplexity | None, note("null without known next tokens")] = None
     first_divergent: Annotated[
-        Count | None, note("first step whose token differs from the reference's, 0 is the prompt; null if none does")
+        Count | None, note("first chosen token that differs from the reference's, from 0; null if none does")
     ] = None
     notes: list[str] = []
     times: Annotated[GenerationTimes | None, note("null without timed calls")] = None

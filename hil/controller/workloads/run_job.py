@@ -10,10 +10,11 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import with_given_defaults
-from hil.controller.models.generation.spec import read_spec
+from hil.controller.models.generation.spec import find_prompt, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
@@ -101,8 +102,8 @@ def run_job(
         def report(outcomes: Mapping[str, Outcome]) -> None:
             if found := list(search.smallest(outcomes)):
                 stored.record.smallest_failing = found
-            for one in found:
-                screen.note(failure_text(one))
+            for text in (*map(failure_text, found), *describe_texts(stored.record.cases)):
+                screen.note(text)
 
         return run_cases(
             stored,
@@ -125,9 +126,8 @@ def _has_changed(record: RunCase, path: Path, options: Options, context: RunCont
     """Return whether a finished case's model or prompt has changed. If the model file is missing, return False."""
     if options.generate is not None and record.generation is not None:
         spec = read_spec(options.generate)
-        prompt = next(one for one in spec.prompt if one.name == options.prompt)
-        was_run = record.generation
-        if (was_run.prompt_tokens, was_run.forced) != (prompt.tokens, prompt.forced[: spec.steps]):
+        prompt, was_run = find_prompt(spec, options.prompt), record.generation
+        if prompt is None or (was_run.prompt_tokens, was_run.forced) != prompt.joined(spec.steps):
             return True
     was = record.model and record.model.digest
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}

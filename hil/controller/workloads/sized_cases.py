@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,28 +28,33 @@ from hil.core.text import numbered
 T = TypeVar("T")
 
 _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
+# Name of the length of a prompt beside the names of dimensions. No dimension has a space in its name.
+_LENGTH = "prompt tokens"
 
 
 @dataclass(frozen=True)
 class SizedCase:
-    """A model with the sizes for the dynamic dimensions."""
+    """A model with the sizes for the dynamic dimensions, and for the length of its prompt."""
 
     name: str  # case name
     model: str  # case name without sizes
     path: Path
     options: Options
     ranges: Mapping[str, Range]  # dimensions with a range
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of the dimensions with ranges, in order."""
-        return tuple(self.options.dims[name] for name in self.ranges)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # dimension with a range -> size
+    prompt: str = ""  # name of the whole prompt, with --generate
 
     def resized(self, sizes: Mapping[str, int]) -> SizedCase:
         """Return a case of the same model with other sizes."""
-        dims = {**self.options.dims, **sizes}
-        name = sized_name(self.model, {name: dims[name] for name in self.ranges})
-        return replace(self, name=safe_name(name), options=replace(self.options, dims=dims))
+        mine = {name: {**self.sizes, **sizes}[name] for name in self.ranges}
+        dims = {name: size for name, size in mine.items() if name != _LENGTH}
+        options, name = replace(self.options, dims={**self.options.dims, **dims}), sized_name(self.model, dims)
+        if _LENGTH in mine and mine[_LENGTH] < self.ranges[_LENGTH][1]:
+            options = replace(options, prompt=f"{self.prompt}-{mine[_LENGTH]}")
+            name = f"{name}-{mine[_LENGTH]}"
+        elif _LENGTH in mine:
+            options = replace(options, prompt=self.prompt)
+        return replace(self, name=safe_name(name), options=options, sizes=mine)
 
 
 def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCase]:
@@ -84,11 +89,16 @@ def _per_prompt(cases: Sequence[SizedCase]) -> list[SizedCase]:
         if path is None:
             found.append(case)
             continue
-        for prompt in read_spec(path).prompt:
+        spec = read_spec(path)
+        for number, prompt in enumerate(spec.prompt):
             # A prompt is a model of its own, so that the smallest failing sizes are those of the prompt.
             model, options = safe_name(f"{case.model}-{prompt.name}"), replace(case.options, prompt=prompt.name)
-            one = replace(case, model=model, options=options)
-            found.append(one.resized({}) if case.ranges else replace(one, name=model))
+            one, sizes = replace(case, model=model, options=options, prompt=prompt.name), [case.sizes]
+            if spec.lengths and not number:
+                whole = len(prompt.tokens)
+                one = replace(one, ranges={**case.ranges, _LENGTH: (1, whole)})
+                sizes = [{**case.sizes, _LENGTH: int(size)} for size in (whole, *spec.lengths)]
+            found += [one.resized(size) for size in sizes]
     names = numbered([case.name for case in found])
     return [replace(case, name=name) for case, name in zip(found, names, strict=True)]
 
@@ -125,7 +135,7 @@ class FailureSearch:
         return found
 
     def _note(self, case: SizedCase, outcomes: Mapping[str, Outcome]) -> None:
-        self._tried.setdefault(case.model, {})[case.sizes] = outcomes[case.name] not in _NO_FAILURE
+        self._tried.setdefault(case.model, {})[tuple(case.sizes.values())] = outcomes[case.name] not in _NO_FAILURE
 
     def smallest(self, outcomes: Mapping[str, Outcome]) -> Iterator[SmallestFailing]:
         """Yield the smallest failing sizes of the failing models."""
@@ -133,8 +143,7 @@ class FailureSearch:
             if (sizes := smallest_failing(tried)) is not None:
                 one = self._of_model(model)
                 case = one.resized(dict(zip(one.ranges, sizes, strict=True)))
-                dims = {name: case.options.dims[name] for name in case.ranges}
-                yield SmallestFailing(model=model, dims=dims, case=case.name, outcome=outcomes[case.name])
+                yield SmallestFailing(model=model, dims=dict(case.sizes), case=case.name, outcome=outcomes[case.name])
 
     def _of_model(self, model: str) -> SizedCase:
         return next(case for case in self._cases.values() if case.model == model)

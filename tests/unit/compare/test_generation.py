@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 from support.decoder import NumpyDecoder
+from support.generations import place_tokens
 
 from hil.compare.generation import (
     CacheRows,
@@ -25,12 +26,14 @@ from hil.compare.generation import (
     judge_generation,
 )
 from hil.core.results import Outcome
+from hil.core.steps import TURN_END, TokenPlaces
 from hil.core.tensors import Array
 
 WEIGHTS = Path(__file__).parents[3] / "examples" / "decoder" / "weights.npz"
 PROMPT = 16
 TEXT = b"The board needs SSH, a POSIX shell (busybox is\nsufficient), and an x86-64 or 64-"
 TOKENS = list(TEXT[: PROMPT + 64])
+PLACES = place_tokens(PROMPT, 65)
 
 
 @cache
@@ -76,7 +79,7 @@ def generated(dtype: Any = np.float64, fault: str | None = None) -> Generated:
         for part, entries in (("key", decoder.keys), ("value", decoder.values))
     )
     whole = RoundedDecoder(dtype, fault).run(TOKENS)
-    return Generated(PROMPT, np.arange(len(TOKENS)), logits, np.argmax(logits[PROMPT - 1 :], -1), rows, whole)
+    return Generated(PLACES, np.arange(len(TOKENS)), logits, np.argmax(logits[PROMPT - 1 :], -1), rows, whole)
 
 
 def judge(board: Generated, arithmetic: Any = np.float16) -> GenerationVerdict:
@@ -260,7 +263,7 @@ def test_judge_generation_blames_model_whose_steps_differ_from_prompt():
 
 def rows(*logits: list[float]) -> Generated:
     array = np.array(logits)
-    return Generated(1, np.arange(len(array)), array, np.argmax(array, -1))
+    return Generated(place_tokens(1, len(array)), np.arange(len(array)), array, np.argmax(array, -1))
 
 
 @pytest.mark.parametrize(
@@ -279,6 +282,35 @@ def test_judge_generation_accepts_flip_only_at_near_tie(margin: float, outcome: 
     else:
         assert judged.fault is not None
         assert (judged.fault.kind, judged.fault.position) == (FaultKind.FLIP, 1)
+
+
+# ---- several turns, and the perplexity of known tokens
+
+
+def test_judge_generation_names_step_of_later_turn():
+    places = TokenPlaces.of_turns([1, 1, TURN_END, 1], [0, 0, TURN_END, 0, 0])
+    logits = np.eye(5) * 8.0
+    exact = Generated(places, np.arange(5), logits, np.argmax(logits[[1, 2, 3, 4]], -1))
+    wrong = replace(exact, logits=logits + np.array([0, 0, 0, 0, 1.0])[:, None] * np.eye(5)[0])
+    fault = judge_generation(wrong, exact, replace(exact, logits=logits + 1e-6)).fault
+    assert fault is not None and (fault.position, fault.step) == (4, 2)
+
+
+def test_judge_generation_measures_perplexity_of_known_tokens():
+    exact = rows([0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 9.0, 0.0])
+    board = replace(exact, text=np.array([2, 0, -1]))
+    found = judge_generation(board, exact, exact).perplexity
+    # The row of position 0 predicts token 0. The board chose the token at position 2, which is no text.
+    assert found is not None and (found.tokens, found.board_nats) == (1, pytest.approx(math.log(3)))
+    found = judge_generation(replace(board, text=np.array([2, 0, 0])), exact, exact).perplexity
+    assert found is not None and found.tokens == 2
+    assert found.board_nats == pytest.approx((math.log(3) + math.log(1 + 2 * math.exp(-3))) / 2)
+    assert found.reference_nats == found.board_nats and found.error_nats == 0
+
+
+def test_judge_generation_has_no_perplexity_without_text():
+    exact = rows([0.0, 1.0], [1.0, 0.0])
+    assert judge_generation(exact, exact, exact).perplexity is None
 
 
 # ---- arbitrary numbers
@@ -304,7 +336,7 @@ def generations(draw: st.DrawFn, elements: st.SearchStrategy[float], with_cache:
         )
     tokens = draw(st.just(np.argmax(logits[1:], -1)) | stn.arrays(np.int64, 5, elements=st.integers(0, SIZE - 1)))
     prefill = draw(st.none() | st.just(logits) | arrays((6, SIZE), elements))
-    return Generated(2, np.arange(6), logits, tokens, cache, prefill)
+    return Generated(place_tokens(2, 5), np.arange(6), logits, tokens, cache, prefill)
 
 
 @given(st.data(), st.booleans(), st.booleans())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from support.generations import place_tokens
 
 from hil.compare.generation import CacheRows, FaultKind, Generated, find_stale, judge_generation
 
 # A prompt of 2 tokens and 2 steps, with 4 tokens in the vocabulary.
 LOGITS = np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0], [0.0, 3.0, 2.0, 1.0], [3.0, 0.0, 2.0, 1.0]])
 CACHE = CacheRows("present.0.key", 0, True, np.arange(8.0).reshape(4, 2))
-EXACT = Generated(2, np.arange(4), LOGITS, LOGITS.argmax(-1)[1:], (CACHE,))
+EXACT = Generated(place_tokens(2, 3), np.arange(4), LOGITS, LOGITS.argmax(-1)[1:], (CACHE,))
 CONTROL = replace(EXACT, logits=LOGITS + 1e-6 * np.array([1, -1, 1, -1]))
 
 

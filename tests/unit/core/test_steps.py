@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
 
 from hil.core import steps
-from hil.core.steps import MAX_STEPS, BoundSteps, SteppedProgram, StepRule, StepsPlan, stepped_outputs
+from hil.core.steps import (
+    MAX_STEPS,
+    TURN_END,
+    BoundSteps,
+    SteppedProgram,
+    StepRule,
+    StepsPlan,
+    TokenPlaces,
+    join_turns,
+    split_turns,
+    stepped_outputs,
+)
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed, UsageError
 
@@ -64,6 +75,64 @@ def test_stepped_program_picks_lowest_token_of_equal_logits():
 
     program = Flat()
     assert run(program, plan_of(program, 2), PROMPT)[2].tolist() == [2, 2, 2]
+
+
+def test_stepped_program_continues_with_next_turn():
+    program = SummingProgram()
+    prompt, forced = [1, 4, TURN_END, 2, 6, TURN_END, 5], [3, TURN_END, 0, 1, TURN_END]
+    logits, positions, tokens, _ = run(program, plan_of(program, 9), prompt, forced)
+    fed = [1, 4, 3, 2, 6, 0, 1, 5]
+    np.testing.assert_array_equal(logits, logits_of(fed))
+    assert positions.tolist() == list(range(len(fed)))
+    picked = [int(np.argmax(row)) for row in logits_of(fed)]
+    assert split_turns(tokens) == [picked[1:3], picked[4:7], picked[7:8]]
+    assert TokenPlaces.of_turns(prompt, tokens) == TokenPlaces((1, 2, 4, 5, 6, 7), (2, 5, 6))
+
+
+def test_stepped_program_runs_all_steps_in_each_turn():
+    program = SummingProgram()
+    _, positions, tokens, _ = run(program, plan_of(program, 2), [1, 4, TURN_END, 2])
+    first = greedy([1, 4], 2)
+    assert split_turns(tokens) == [first, greedy([1, 4, *first[:-1], 2], 2)]
+    assert positions.tolist() == list(range(7))
+
+
+def test_stepped_program_notes_steps_of_all_turns():
+    program, noted = SummingProgram(), []
+    stepped = SteppedProgram(program, plan_of(program, 1))
+    stepped.note_call = lambda position, step: noted.append((position, step))
+    stepped.bind([ids([1, 4, TURN_END, 2]), ids(NONE), ids(NONE)])
+    stepped.run()
+    assert noted == [(0, 0), (2, 1), (3, 0), (4, 2)]
+
+
+@pytest.mark.parametrize("prompt", [[1, TURN_END], [TURN_END, 1], [1, TURN_END, TURN_END, 2]])
+def test_stepped_program_rejects_turn_without_tokens(prompt: list[int]):
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        run(SummingProgram(), plan_of(SummingProgram(), 1), prompt)
+
+
+def test_stepped_program_rejects_forced_tokens_of_other_turns():
+    with pytest.raises(UsageError, match="forced tokens for 1 turns, the prompt has 2"):
+        run(SummingProgram(), plan_of(SummingProgram(), 1), [1, TURN_END, 2], [3])
+
+
+def test_stepped_program_counts_tokens_of_all_turns():
+    plan = plan_of(SummingProgram(slots=6), 2)
+    with pytest.raises(UsageError, match="7 tokens exceed the cache of 6 tokens"):
+        run(SummingProgram(slots=6), plan, [1, 4, TURN_END, 2])
+
+
+@given(st.lists(st.lists(st.integers(0, 9)), min_size=1))
+def test_turns_round_trip(turns: list[list[int]]):
+    assert split_turns(join_turns(turns)) == turns
+
+
+@given(st.lists(st.integers(-1, 3)), st.lists(st.integers(-1, 3)))
+def test_token_places_are_ascending(prompt: list[int], tokens: list[int]):
+    found = TokenPlaces.of_turns(prompt, tokens)
+    assert list(found.steps) == sorted(set(found.steps))
+    assert all(found.step_of(position) == number for number, position in enumerate(found.steps, 1))
 
 
 def test_stepped_program_ends_at_stop_token():

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from hil.controller.models.sizing.sizes import edge_sizes, parse_range
 from hil.core.config_files import parse_toml
 from hil.core.files import MAX_FILE_BYTES, read_file, read_text
-from hil.core.steps import MAX_STEPS
+from hil.core.steps import MAX_STEPS, join_turns
 from hil.core.text import numbered
 from hil.errors import UsageError
 
@@ -18,21 +19,51 @@ from hil.errors import UsageError
 GENERATE = ".generate.toml"
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
+# Name of a prompt that is cut to a length.
+_LENGTH_NAME = "{}-{}"
+_MAX_WINDOWS = 10_000
 _TEXT_HINT = "give token ids: tokens = [...], or name the tokenizer: tokenizer = 'tokenizer.json'"
 
 
-class Prompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A prompt, and the tokens that follow it.
+class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of the user, and the tokens that follow them.
 
     Attributes:
         forced: Tokens to run instead of those with the largest logits.
     """
 
-    name: str = ""
     text: str = ""
     tokens: list[Token] = []
     forced_text: str = ""
     forced: list[Token] = []
+
+    def count_steps(self, most: int) -> int:
+        """Return the number of steps, of at most ``most``."""
+        return min(most, len(self.forced) or most)
+
+
+class Prompt(Turn, kw_only=True, forbid_unknown_fields=True):
+    """A prompt: the first turn of a conversation, and the turns after it.
+
+    Attributes:
+        file: Path of a text file, relative to the specification. Its tokens are the prompt and the forced tokens.
+        window: Number of tokens of the file per prompt; 0 is one prompt with all tokens.
+    """
+
+    name: str = ""
+    file: str = ""
+    window: _Count = 0
+    turn: list[Turn] = []
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All turns."""
+        return [self, *self.turn]
+
+    def joined(self, steps: int) -> tuple[list[int], list[int]]:
+        """Return the tokens and the forced tokens of all turns, separated by TURN_END."""
+        forced = [turn.forced[:steps] for turn in self.turns if turn.forced]
+        return join_turns(turn.tokens for turn in self.turns), join_turns(forced)
 
 
 class Roles(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,13 +86,13 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to generate tokens with a model.
 
     Attributes:
-        steps: Maximum number of steps after the prompt.
+        steps: Maximum number of steps after the prompt of each turn.
         chunk: Number of the prompt's tokens per call; 0 is all.
-        stop: Tokens that end the generation.
+        stop: Tokens that end a turn.
         tokenizer: Path of a ``tokenizer.json``, relative to the specification.
         reference: Path of an ONNX model that defines the right results, relative to the specification; "" is the model
             itself. Programs of other formats need it.
-        lengths: Also run the first prompt cut to each of these lengths, as separate cases.
+        lengths: Also run the first prompt cut to each of these lengths, as separate cases. ``1..64`` is a range.
     """
 
     prompt: Annotated[list[Prompt], Meta(min_length=1)]
@@ -70,41 +101,51 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: list[Token] = []
     tokenizer: str = ""
     reference: str = ""
-    lengths: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_STEPS)]], Meta(max_length=256)] = []
+    lengths: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_STEPS)]], Meta(max_length=256)] | str = []
     roles: Roles = msgspec.field(default_factory=Roles)
+
+    @property
+    def cases(self) -> list[Prompt]:
+        """All prompts, those that are cut to a length included."""
+        return [*self.prompt, *(cut_prompt(self.prompt[0], int(size)) for size in self.lengths)]
 
 
 def read_spec(path: Path) -> GenerateSpec:
-    """Read a specification. All prompts then have a unique name and tokens.
+    """Read a specification. All prompts then have a unique name and tokens, and lengths are numbers.
 
     Raises:
         UsageError: The file is unreadable or invalid, or a text cannot be converted to tokens.
     """
     spec = _parse_spec(path)
     tokenizer = _load_tokenizer(path.parent / spec.tokenizer) if spec.tokenizer else None
+    prompts: list[Prompt] = []
     for prompt in spec.prompt:
-        for kind, given in (("tokens", prompt.text), ("forced", prompt.forced_text)):
-            if not given:
-                continue
-            if tokenizer is None:
-                raise UsageError(f"{path}: the prompt {given[:40]!r} is a text", hint=_TEXT_HINT, option="--generate")
-            if not getattr(prompt, kind):
-                setattr(prompt, kind, _encode_text(tokenizer, given, path, is_prompt=kind == "tokens"))
-        if not prompt.tokens:
-            raise UsageError(f"{path}: a prompt has no tokens", hint=_TEXT_HINT, option="--generate")
-    longest = spec.prompt[0]
-    spec.prompt += [
-        Prompt(
-            name=f"{longest.name or 'length'}-{size}",
-            tokens=longest.tokens[:size],
-            forced=[*longest.tokens[size:], *longest.forced],
-        )
-        for size in _cut_lengths(spec.lengths, len(longest.tokens), path)
-    ]
-    names = numbered([prompt.name or f"prompt-{number}" for number, prompt in enumerate(spec.prompt, 1)])
-    for prompt, name in zip(spec.prompt, names, strict=True):
+        for turn in prompt.turns:
+            _encode_turn(turn, tokenizer, path)
+        prompts += _read_windows(prompt, spec, tokenizer, path) if prompt.file else [prompt]
+    for prompt in prompts:
+        _check_turns(prompt, path)
+    names = numbered([prompt.name or f"prompt-{number}" for number, prompt in enumerate(prompts, 1)])
+    for prompt, name in zip(prompts, names, strict=True):
         prompt.name = name
+    spec.prompt, spec.lengths = prompts, _read_lengths(spec, prompts[0], path)
     return spec
+
+
+def cut_prompt(prompt: Prompt, size: int) -> Prompt:
+    """Return the first ``size`` tokens of a prompt as a prompt. The others are forced tokens."""
+    forced = [*prompt.tokens[size:], *prompt.forced]
+    return Prompt(name=_LENGTH_NAME.format(prompt.name, size), tokens=prompt.tokens[:size], forced=forced)
+
+
+def find_prompt(spec: GenerateSpec, name: str) -> Prompt | None:
+    """Return the prompt with a name, or the first prompt cut to a length; None if unknown."""
+    first = spec.prompt[0]
+    found = next((prompt for prompt in spec.cases if prompt.name == name), None)
+    size = name.removeprefix(_LENGTH_NAME.format(first.name, ""))
+    if found is None and size != name and size.isdecimal() and 0 < int(size) <= len(first.tokens):
+        return cut_prompt(first, int(size))
+    return found
 
 
 def read_file_names(path: Path) -> tuple[str, str]:
@@ -124,18 +165,81 @@ def _parse_spec(path: Path) -> GenerateSpec:
         raise UsageError(f"{path}: {error}", hint="see docs/generation.md", option="--generate") from error
 
 
-def _cut_lengths(lengths: list[int], most: int, path: Path) -> list[int]:
-    if longest := [size for size in lengths if size > most]:
+def _encode_turn(turn: Turn, tokenizer: Any, path: Path) -> None:
+    """Convert the texts of a turn to tokens. Raises UsageError."""
+    for kind, given in (("tokens", turn.text), ("forced", turn.forced_text)):
+        if given and not getattr(turn, kind):
+            setattr(turn, kind, _encode_text(tokenizer, given, path, is_prompt=kind == "tokens"))
+
+
+def _check_turns(prompt: Prompt, path: Path) -> None:
+    """Raise UsageError for a turn without tokens, or if only some turns have forced tokens."""
+    if not all(turn.tokens for turn in prompt.turns):
+        raise UsageError(f"{path}: a prompt has no tokens", hint=_TEXT_HINT, option="--generate")
+    if len({bool(turn.forced) for turn in prompt.turns}) > 1:
+        raise UsageError(
+            f"{path}: only some turns of a prompt have forced tokens",
+            hint="set forced in all turns, or in none",
+            option="--generate",
+        )
+
+
+def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path) -> list[Prompt]:
+    """Return a prompt per window of a text file. At most half of a window, and at most all steps, are forced tokens."""
+    if prompt.tokens or prompt.forced or prompt.turn:
+        raise UsageError(f"{path}: a prompt with a file has tokens or turns", hint="remove them", option="--generate")
+    try:
+        text = read_text(path.parent / prompt.file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read the text {prompt.file}: {error}", option="--generate") from error
+    tokens = _encode_text(tokenizer, text, path, is_prompt=True)
+    size = prompt.window or len(tokens)
+    windows = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    if len(windows) > _MAX_WINDOWS:
+        raise UsageError(
+            f"{path}: {prompt.file} has {len(windows)} windows, maximum {_MAX_WINDOWS}",
+            hint="set a larger window, or use a shorter file",
+            option="--generate",
+        )
+    name = prompt.name or Path(prompt.file).stem
+    return [
+        Prompt(
+            name=f"{name}-window-{number}" if len(windows) > 1 else name,
+            file=prompt.file,
+            tokens=window[: len(window) - (steps := min(spec.steps, len(window) // 2))],
+            forced=window[len(window) - steps :],
+        )
+        for number, window in enumerate(windows, 1)
+    ]
+
+
+def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
+    """Return the lengths to which the first prompt is cut, ascending. Raises UsageError."""
+    most, lengths = len(first.tokens), spec.lengths
+    if lengths and first.turn:
+        raise UsageError(f"{path}: lengths needs a first prompt with one turn", option="--generate")
+    if isinstance(lengths, str):
+        try:
+            low, high = parse_range(lengths)
+        except ValueError as error:
+            raise UsageError(
+                f"{path}: invalid lengths {lengths[:40]!r}", hint="give a range like 1..64", option="--generate"
+            ) from error
+        near_chunks = [spec.chunk + step for step in (-1, 0, 1) if low <= spec.chunk + step <= high and spec.chunk]
+        lengths = [*edge_sizes(low, high), *near_chunks]
+    if longest := [size for size in lengths if not 0 < size <= most]:
         raise UsageError(
             f"{path}: lengths has {longest[0]}, the first prompt has {most} tokens",
             hint="extend the first prompt",
             option="--generate",
         )
-    return lengths
+    return sorted({*lengths} - {most})
 
 
 def _encode_text(tokenizer: Any, text: str, path: Path, *, is_prompt: bool) -> list[int]:
     """Convert a text to tokens, with the tokenizer's special tokens at the start of a prompt. Raises UsageError."""
+    if tokenizer is None:
+        raise UsageError(f"{path}: the prompt {text[:40]!r} is a text", hint=_TEXT_HINT, option="--generate")
     try:
         return list(tokenizer.encode(text, add_special_tokens=is_prompt).ids)
     except Exception as error:  # the library raises plain exceptions

@@ -19,10 +19,11 @@ from hil.controller.records.generation import (
     GenerationTimes,
     StoredFault,
     StoredGeneration,
+    StoredPerplexity,
     StoredPosition,
 )
 from hil.core.results import RunResult
-from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall
+from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall, TokenPlaces, split_turns
 
 
 def record_generation(case: Case) -> StoredGeneration | None:
@@ -39,6 +40,7 @@ def record_generation(case: Case) -> StoredGeneration | None:
             "error_bound": judged.error_bound,
             "positions": [StoredPosition(**vars(row)) for row in _select_rows(judged.rows)],
             **{f"top{k}": share for k, share in judged.top.items()},
+            "perplexity": judged.perplexity and StoredPerplexity(**vars(judged.perplexity), file=case.text_file),
             "first_divergent": judged.first_divergent,
             "notes": list(judged.notes),
         }
@@ -47,10 +49,10 @@ def record_generation(case: Case) -> StoredGeneration | None:
         prompt_tokens=prompt,
         forced=inputs[FORCED].tolist(),
         tokens=tokens,
-        steps=max(len(tokens) - 1, 0),
+        steps=len(TokenPlaces.of_turns(prompt, tokens).steps),
         chunk=decoder.plan.chunk,
         bound=decoder.plan.bound or None,
-        times=measure_generation(result, case.calls, len(prompt)),
+        times=measure_generation(result, case.calls, prompt, tokens),
         **judgement,
     )
 
@@ -68,29 +70,39 @@ def _select_rows(rows: Sequence[RowResult]) -> list[RowResult]:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """Calls of an iteration: those of the prompt, and those of the steps."""
+    """Calls of an iteration: those of the prompts, and those of the steps.
+
+    Attributes:
+        first_ns: End of the first turn's prompt.
+    """
 
     start_ns: int
+    first_ns: int
     prompt: Sequence[StepCall]
     steps: Sequence[StepCall]
 
     @property
     def gaps_ns(self) -> list[int]:
         """Times between the calls."""
-        calls = [*self.prompt, *self.steps]
+        calls = sorted([*self.prompt, *self.steps], key=lambda call: call.start_ns)
         return [after.start_ns - before.end_ns for before, after in itertools.pairwise(calls)]
 
 
-def measure_generation(result: RunResult, calls: Sequence[StepCall], prompt: int) -> GenerationTimes | None:
+def measure_generation(
+    result: RunResult, calls: Sequence[StepCall], prompt: Sequence[int], tokens: Sequence[int]
+) -> GenerationTimes | None:
     """Return the times of the timed iterations; None without calls.
 
     Args:
         calls: Calls of all iterations, in order. The agent may have dropped the last ones.
-        prompt: Number of tokens of the prompt.
+        prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.
+        tokens: Chosen tokens, in the same form.
     """
-    iterations = _split_calls(result, calls, prompt)
+    sizes = [(len(turn), len(picked)) for turn, picked in zip(split_turns(prompt), split_turns(tokens), strict=False)]
+    iterations = _split_calls(result, calls, sizes)
     if not iterations:
         return None
+    prompt_tokens = sum(size for size, _ in sizes)
     most = max(len(one.steps) for one in iterations)
     complete = [one for one in iterations if len(one.steps) == most]
     steps = [_duration_of(call) for one in iterations for call in one.steps]
@@ -101,12 +113,12 @@ def measure_generation(result: RunResult, calls: Sequence[StepCall], prompt: int
     return GenerationTimes(
         iterations=len(iterations),
         steps=len(steps),
-        ttft_ns=float(np.median([one.prompt[-1].end_ns - one.start_ns for one in iterations])),
+        ttft_ns=float(np.median([one.first_ns - one.start_ns for one in iterations])),
         tpot_p50_ns=_percentile(steps, 50),
         tpot_p90_ns=_percentile(steps, 90),
         tpot_max_ns=_percentile(steps, 100),
         sampling_ns=_percentile(gaps, 50),
-        prefill_tokens_per_s=_compute_rate(prompt, prefill),
+        prefill_tokens_per_s=_compute_rate(prompt_tokens, prefill),
         decode_tokens_per_s=_compute_rate(most, decode),
         prefill_ns=prefill[:MAX_TIMES],
         decode_ns=decode[:MAX_TIMES] if most else [],
@@ -114,18 +126,30 @@ def measure_generation(result: RunResult, calls: Sequence[StepCall], prompt: int
     )
 
 
-def _split_calls(result: RunResult, calls: Sequence[StepCall], prompt: int) -> list[_Iteration]:
-    """Assign the calls to the iterations by their times. Iterations without all calls of the prompt are dropped."""
+def _split_calls(result: RunResult, calls: Sequence[StepCall], turns: Sequence[tuple[int, int]]) -> list[_Iteration]:
+    """Assign the calls to the iterations by their times. Iterations without all calls of the prompts are dropped.
+
+    Args:
+        turns: Number of tokens of the prompt, and number of chosen tokens, of each turn.
+    """
     found = []
     starts = [call.start_ns for call in calls]
     for start, end in result.iterations_ns:
-        own = calls[bisect.bisect_left(starts, start) : bisect.bisect_right(starts, end)]
-        count = tokens = 0
-        while tokens < prompt and count < len(own):
-            tokens += own[count].tokens
-            count += 1
-        if count and tokens == prompt:
-            found.append(_Iteration(start, own[:count], own[count:]))
+        own = iter(calls[bisect.bisect_left(starts, start) : bisect.bisect_right(starts, end)])
+        prompts: list[list[StepCall]] = []
+        steps: list[StepCall] = []
+        missing = 0
+        for size, chosen in turns:
+            prompts.append([])
+            missing = size
+            while missing > 0 and (call := next(own, None)) is not None:
+                prompts[-1].append(call)
+                missing -= call.tokens
+            if missing:
+                break
+            steps += itertools.islice(own, max(chosen - 1, 0))
+        if prompts and prompts[0] and not missing:
+            found.append(_Iteration(start, prompts[0][-1].end_ns, [*itertools.chain(*prompts)], steps))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.run import RunCase, RunRecord
+from hil.core.steps import TURN_END
 from hil.errors import UsageError
 
 # Settings of llama.cpp without a counterpart in hil. Its scripts require all fields.
@@ -48,8 +49,8 @@ def list_llama_bench_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 def _list_rows(record: RunRecord, case: RunCase) -> Iterator[dict[str, Any]]:
     generation = case.generation
-    if generation is None or generation.times is None:
-        return
+    if generation is None or generation.times is None or TURN_END in generation.prompt_tokens:
+        return  # llama-bench has no conversations
     shared, times = _describe_case(record, case, generation), generation.times
     prompt, steps = len(generation.prompt_tokens), len(times.step_ns)
     if any(times.prefill_ns):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hil.controller.records.base import Number, parse_number
-from hil.controller.records.generation import GenerationTimes, StoredGeneration, StoredPosition
+from hil.controller.records.generation import GenerationTimes, StoredGeneration, StoredPerplexity, StoredPosition
 from hil.controller.storage.screen.texts import counted, say, seconds, together
+from hil.core.steps import TokenPlaces, split_turns
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from hil.controller.records.run import RunCase
+
+# 97.5 % quantile of the normal distribution.
+_Z95 = 1.959964
+_MAX_EXPONENT = 700.0
 
 
 def print_generation(console: Console, generation: StoredGeneration) -> None:
@@ -26,6 +34,8 @@ def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Seq
         yield "logits", _describe_logits(generation)
         if agreement := _describe_agreement(generation):
             yield "agreement", agreement
+    if generation.perplexity is not None:
+        yield "perplexity", describe_perplexity([generation.perplexity])
     for note in generation.notes:
         yield "note", [note]
     if generation.times is not None:
@@ -51,10 +61,11 @@ def _describe_tokens(generation: StoredGeneration) -> list[str]:
     source = "forced" if generation.forced else "chosen by the board"
     step = generation.first_divergent
     steps = counted(generation.steps, "step") + (f" ({source})" if generation.steps else "")
-    parts = [f"prompt of {len(generation.prompt_tokens)}", steps]
+    sizes = [len(turn) for turn in split_turns(generation.prompt_tokens)]
+    prompts = f"prompt{'s' if len(sizes) > 1 else ''} of {' and '.join(map(str, sizes))}"
+    parts = [prompts, steps]
     if generation.positions:
-        where = "the prompt" if step == 0 else f"step {step}"
-        parts.append("same as the reference" if step is None else f"differs from the reference after {where}")
+        parts.append("same as the reference" if step is None else f"token {step} differs from the reference")
     return parts
 
 
@@ -70,15 +81,54 @@ def _describe_agreement(generation: StoredGeneration) -> list[str]:
     return [f"{name} {100 * share:.4g} %" for name, share in shares.items() if share is not None]
 
 
+def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
+    """Describe the perplexity of the tokens of one or more cases, with the 95 % interval of its ratio.
+
+    The interval is that of a mean of independent differences.
+    """
+    total = sum(one.tokens for one in texts)
+    means = [(parse_number(one.board_nats), parse_number(one.reference_nats)) for one in texts]
+    if not total or any(None in pair for pair in means):
+        return ["-"]
+    weights = [one.tokens / total for one in texts]
+    board, reference = (
+        sum(weight * (value or 0.0) for weight, value in zip(weights, values, strict=True))
+        for values in zip(*means, strict=True)
+    )
+    errors = [parse_number(one.error_nats) or 0.0 for one in texts]
+    error = math.hypot(*(weight * own for weight, own in zip(weights, errors, strict=True)))
+    low, ratio, high = (_exponential(board - reference + sign * _Z95 * error) for sign in (-1, 0, 1))
+    return [
+        f"{_exponential(board):.5g} over {counted(total, 'token')}",
+        f"reference {_exponential(reference):.5g}",
+        f"ratio {ratio:.6g} (95 %: {low:.6g} to {high:.6g})",
+    ]
+
+
+def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
+    """Yield a line with the perplexity of each text file that is the prompt of several cases."""
+    texts: dict[str, list[StoredPerplexity]] = {}
+    for case in cases:
+        if case.generation and case.generation.perplexity and case.generation.perplexity.file:
+            texts.setdefault(case.generation.perplexity.file, []).append(case.generation.perplexity)
+    for file, found in texts.items():
+        if len(found) > 1:
+            yield f"perplexity of {file}: {', '.join(describe_perplexity(found))}"
+
+
+def _exponential(value: float) -> float:
+    return math.exp(value) if value < _MAX_EXPONENT else math.inf
+
+
 def _describe_times(generation: StoredGeneration, times: GenerationTimes) -> Iterator[tuple[str, Sequence[str]]]:
-    prompt, bound = len(generation.prompt_tokens), generation.bound
+    places = TokenPlaces.of_turns(generation.prompt_tokens, generation.tokens)
     if times.ttft_ns is not None:
         yield "TTFT", [seconds(times.ttft_ns / 1e9), f"prefill {_format_rate(times.prefill_tokens_per_s)}"]
     percentiles = {"p50": times.tpot_p50_ns, "p90": times.tpot_p90_ns, "max": times.tpot_max_ns}
     shown = [f"{name} {seconds(ns / 1e9)}" for name, ns in percentiles.items() if ns is not None]
     if shown:
-        last = prompt + generation.steps - 1
-        depth = f"at depth {prompt} to {last}" + (f" of {bound}" if bound else "")
+        depth = f"at depth {places.steps[0]} to {places.steps[-1]}" if places.steps else ""
+        depth += f" of {generation.bound}" if generation.bound else ""
         yield "TPOT", [*shown, f"decode {_format_rate(times.decode_tokens_per_s)} {depth}"]
     if times.sampling_ns is not None:
         yield "sampling", [f"p50 {seconds(times.sampling_ns / 1e9)} between calls, not in TPOT"]

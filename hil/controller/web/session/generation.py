@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.controller.records.base import Number, make_record, parse_number
 from hil.controller.records.generation import StoredGeneration, StoredPosition
+from hil.core.steps import TokenPlaces
 from hil.errors import UsageError
 
 # Maximum number of rows of the table.
@@ -20,7 +21,7 @@ _PADDING = 8
 
 @dataclass(frozen=True)
 class PositionRow:
-    """Row of the table. Steps are numbered from 1; 0 is the last token of the prompt, and None a token before."""
+    """Row of the table. ``step`` numbers the chosen tokens from 0; None for other positions of prompts."""
 
     position: int
     step: int | None
@@ -78,14 +79,15 @@ def _build_view(record: StoredGeneration) -> GenerationView:
     positions = record.positions
     wrong = [one for one in positions if not one.passed or one.expected != one.actual]
     shown = positions if len(positions) <= _MAX_ROWS else wrong[:_MAX_ROWS] or positions[:_MAX_ROWS]
-    rows = [_make_row(one, len(record.prompt_tokens)) for one in shown]
+    chosen = TokenPlaces.of_turns(record.prompt_tokens, record.tokens).chosen
+    step_of = {position: step for step, position in enumerate(chosen)}
+    rows = [_make_row(one, step_of.get(one.position)) for one in shown]
     return GenerationView(record, rows, len(positions) - len(rows), [*_draw_charts(record)])
 
 
-def _make_row(one: StoredPosition, prompt: int) -> PositionRow:
-    step = one.position - prompt + 1
+def _make_row(one: StoredPosition, step: int | None) -> PositionRow:
     numbers = parse_number(one.kl), parse_number(one.margin)
-    return PositionRow(one.position, step if step >= 0 else None, one.expected, one.actual, *numbers, one.passed)
+    return PositionRow(one.position, step, one.expected, one.actual, *numbers, one.passed)
 
 
 def _draw_charts(record: StoredGeneration) -> Sequence[LineChart]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from support.generations import place_tokens, stored_generation
 from support.run_records import run_case
 
 from hil.compare.generation import FaultKind, Generated, GenerationFault, GenerationVerdict, RowResult, judge_generation
@@ -19,13 +21,14 @@ from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.generation import measure_generation, record_generation
 from hil.controller.pipeline.records.print_case import print_case
+from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.generation import MAX_ROWS
+from hil.controller.records.generation import MAX_ROWS, StoredPerplexity
 from hil.controller.records.run import make_run_case
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult
-from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall, StepRule, StepsPlan
+from hil.core.steps import FORCED, PROMPT, TOKENS, TURN_END, StepCall, StepRule, StepsPlan
 
 UNSTABLE = Repetition((Answer(1, 0), Answer(1, 1)), differing=("logits",)).record()
 PLAN = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=((1, 1),), logits=0, steps=3, bound=64)
@@ -78,7 +81,7 @@ def show_case(judged: GenerationVerdict, **values: Any) -> str:
 
 def test_times_separate_prompt_steps_and_sampling():
     calls = make_calls(1000, (2, 200), (1, 50), (1, 60), (1, 70))
-    times = measure_generation(make_result([(900, 1500)]), calls, 2)
+    times = measure_generation(make_result([(900, 1500)]), calls, [1, 2], [3] * 4)
     assert times is not None and (times.iterations, times.steps) == (1, 3)
     assert (times.ttft_ns, times.prefill_ns, times.decode_ns) == (300, [200], [180])
     assert (times.tpot_p50_ns, times.tpot_max_ns, times.sampling_ns) == (60, 70, 10)
@@ -93,20 +96,41 @@ def test_times_use_medians_of_iterations():
         *make_calls(5000, (1, 110), (1, 110), (1, 60)),
         *slow,
     ]
-    times = measure_generation(make_result([(0, 1000), (5000, 6000), (9000, 9990)]), calls, 2)
+    times = measure_generation(make_result([(0, 1000), (5000, 6000), (9000, 9990)]), calls, [1, 2], [3] * 4)
     assert times is not None and times.prefill_ns == [200, 220, 600]
     assert times.ttft_ns == 230  # the second iteration, with a gap
     assert times.step_ns == [60] and times.decode_ns == [50, 60, 90]
 
 
+def test_times_separate_turns():
+    calls = make_calls(1000, (2, 200), (1, 50), (1, 300), (1, 60))
+    times = measure_generation(make_result([(900, 1900)]), calls, [1, 2, TURN_END, 3], [4, 4, TURN_END, 5, 5])
+    assert times is not None and (times.ttft_ns, times.prefill_ns, times.decode_ns) == (300, [500], [110])
+    assert times.step_ns == [50, 60] and times.prefill_tokens_per_s == pytest.approx(3 / 500e-9)
+
+
+def test_perplexity_of_text_combines_windows():
+    windows = [
+        StoredPerplexity(tokens=30, board_nats=2.0, reference_nats=2.0, error_nats=0.003, file="a.txt"),
+        StoredPerplexity(tokens=10, board_nats=1.0, reference_nats=0.96, error_nats=0.004, file="a.txt"),
+    ]
+    cases = [run_case(generation=stored_generation(perplexity=one.to_json())) for one in windows]
+    (text,) = describe_texts([*cases, run_case(generation=stored_generation())])
+    mean, error = 0.01, math.hypot(0.75 * 0.003, 0.25 * 0.004)
+    low, high = (math.exp(mean + sign * 1.96 * error) for sign in (-1, 1))
+    assert text.startswith("perplexity of a.txt: 5.7546 over 40 tokens, reference 5.6973, ratio 1.01005")
+    assert f"(95 %: {low:.6g} to {high:.6g})" in text
+    assert not list(describe_texts(cases[:1])), "a single window has the numbers in its case"
+
+
 def test_times_drop_iteration_with_missing_calls():
     calls = [*make_calls(0, (2, 100), (1, 50)), *make_calls(5000, (1, 100))]
-    times = measure_generation(make_result([(0, 1000), (5000, 6000)]), calls, 2)
+    times = measure_generation(make_result([(0, 1000), (5000, 6000)]), calls, [1, 2], [3] * 4)
     assert times is not None and times.iterations == 1 and times.prefill_ns == [100]
 
 
 def test_times_without_steps_have_no_tpot():
-    times = measure_generation(make_result([(0, 1000)]), make_calls(0, (2, 100)), 2)
+    times = measure_generation(make_result([(0, 1000)]), make_calls(0, (2, 100)), [1, 2], [3])
     assert times is not None and times.ttft_ns == 100
     assert times.tpot_p50_ns is times.decode_tokens_per_s is times.sampling_ns is None
     assert times.decode_ns == times.step_ns == []
@@ -114,7 +138,7 @@ def test_times_without_steps_have_no_tpot():
 
 @pytest.mark.parametrize("iterations", [[], [(10_000, 20_000)]])
 def test_times_are_unknown_without_calls_of_iteration(iterations: list[tuple[int, int]]):
-    assert measure_generation(make_result(iterations), make_calls(0, (2, 100)), 2) is None
+    assert measure_generation(make_result(iterations), make_calls(0, (2, 100)), [1, 2], [3]) is None
 
 
 def test_record_has_tokens_positions_and_fault():
@@ -145,7 +169,7 @@ def test_record_keeps_wrong_positions_of_long_generation():
 def test_top1_counts_lowest_token_of_equal_logits():
     logits = np.zeros((3, 200))
     logits[:, [150, 7]] = 1.0
-    generated = Generated(1, np.arange(3), logits, np.full(3, 7))
+    generated = Generated(place_tokens(1, 3), np.arange(3), logits, np.full(3, 7))
     assert judge_generation(generated, generated, generated).top[1] == 1.0
     lower = logits - np.eye(200)[150] * 1e-9
     same = judge_generation(generated, replace(generated, logits=lower), generated)
@@ -168,7 +192,7 @@ def test_screen_shows_tokens_divergence_and_times():
 def test_screen_shows_nan_as_worst_divergence():
     rows = [make_row(1, 5.0, passed=False), make_row(2, float("nan"), passed=False)]
     text = show_case(make_verdict(*rows, outcome=Outcome.FAIL, first_divergent=0))
-    assert "worst KL nan at position 2" in text and "differs from the reference after the prompt" in text
+    assert "worst KL nan at position 2" in text and "token 0 differs from the reference" in " ".join(text.split())
 
 
 def test_unstable_case_hints_at_cache():

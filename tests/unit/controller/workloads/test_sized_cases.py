@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
 
+from hil.controller.models.generation.spec import find_prompt, read_spec
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.run import SmallestFailing
 from hil.controller.storage.cache import Cache
@@ -90,7 +91,7 @@ def searched(models: tuple[Path, ...], context: RunContext, limit: int, wrong: O
     cases = planned(models, context, S="1..512", N=1)
     search, outcomes, added = FailureSearch(cases), {}, []
     while cases:
-        outcomes |= {one.name: wrong if sum(one.sizes) >= limit else Outcome.PASS for one in cases}
+        outcomes |= {one.name: wrong if sum(one.sizes.values()) >= limit else Outcome.PASS for one in cases}
         cases = search.next_cases(outcomes)
         added += [one.name for one in cases]
     return added, list(search.smallest(outcomes))
@@ -111,7 +112,7 @@ def test_search_ends_without_failing_size(models, context, wrong):
 
 def test_search_continues_from_earlier_outcomes(models, context):
     cases = planned(models[:1], context, S="1..512")
-    outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
+    outcomes = {one.name: Outcome.FAIL if one.sizes["S"] >= 37 else Outcome.PASS for one in cases}
     (first,) = FailureSearch(cases).next_cases(outcomes)
     (second,) = FailureSearch(cases).next_cases({**outcomes, first.name: Outcome.FAIL})
     assert (first.name, second.name) == ("seq_S-40", "seq_S-28")
@@ -119,6 +120,33 @@ def test_search_continues_from_earlier_outcomes(models, context):
 
 def test_search_ends_without_outcome_of_case(models, context):
     cases = planned(models[:1], context, S="1..512")
-    outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
+    outcomes = {one.name: Outcome.FAIL if one.sizes["S"] >= 37 else Outcome.PASS for one in cases}
     search = FailureSearch(cases)
     assert search.next_cases(outcomes) and not search.next_cases(outcomes)
+
+
+def save_prompts(folder: Path, lengths: str) -> Path:
+    path = folder / "prompts.toml"
+    prompts = f'[[prompt]]\nname = "a"\ntokens = {list(range(64))}\n[[prompt]]\nname = "b"\ntokens = [1]\n'
+    path.write_text(f"lengths = {lengths}\n{prompts}")
+    return path
+
+
+def test_lengths_make_cases_of_first_prompt(models, context, tmp_path):
+    job = Job(models=models[:1], generate=save_prompts(tmp_path, "[3, 1]"))
+    found = sized_cases(job, job.options(), context)
+    assert [one.name for one in found] == ["seq-a", "seq-a-1", "seq-a-3", "seq-b"]
+    assert [one.options.prompt for one in found] == ["a", "a-1", "a-3", "b"]
+
+
+def test_search_finds_smallest_failing_length(models, context, tmp_path):
+    path = save_prompts(tmp_path, '"1..64"')
+    job = Job(models=models[:1], generate=path)
+    cases = sized_cases(job, job.options(), context)
+    search, outcomes = FailureSearch(cases), {}
+    while cases:
+        sizes = {one.name: len(find_prompt(read_spec(path), one.options.prompt).tokens) for one in cases}
+        outcomes |= {name: Outcome.FAIL if size >= 37 else Outcome.PASS for name, size in sizes.items()}
+        cases = search.next_cases(outcomes)
+    (found,) = search.smallest(outcomes)
+    assert (found.case, found.dims, found.outcome) == ("seq-a-37", {"prompt tokens": 37}, Outcome.FAIL)

@@ -207,7 +207,7 @@ def _list_prompts(whole: _PreparedModel, generate: Path) -> list[CaseSpec]:
     """Return a case per prompt. For an unreadable specification, return a case that raises the error."""
     name = whole.source.name
     try:
-        prompts = read_spec(generate).prompt
+        prompts = read_spec(generate).cases
     except UsageError as error:
         return [CaseSpec(f"{name}_full_model", name, _make_raiser(error.as_kind(ImportFailed)))]
     spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())

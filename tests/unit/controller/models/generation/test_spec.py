@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.models.generation.spec import GenerateSpec, read_spec
+from hil.controller.models.generation.spec import GenerateSpec, find_prompt, read_spec
 from hil.errors import UsageError
 
 
@@ -60,10 +60,37 @@ def test_read_spec_has_defaults_and_unique_names(tmp_path: Path):
 def test_read_spec_cuts_first_prompt_to_lengths(tmp_path: Path):
     text = 'lengths = [1, 3, 4]\n[[prompt]]\nname = "a"\ntokens = [5, 6, 7, 8]\n[[prompt]]\ntokens = [9]\n'
     spec = read(tmp_path, text)
-    assert [(one.name, one.tokens, one.forced) for one in spec.prompt[2:]] == [
+    assert [(one.name, one.tokens, one.forced) for one in spec.cases[2:]] == [
         ("a-1", [5], [6, 7, 8]),
         ("a-3", [5, 6, 7], [8]),
-        ("a-4", [5, 6, 7, 8], []),
+    ]
+
+
+def test_read_spec_reads_range_of_lengths(tmp_path: Path):
+    text = f'lengths = "2..40"\nchunk = 21\n[[prompt]]\ntokens = {list(range(41))}\n'
+    lengths = read(tmp_path, text).lengths
+    assert {2, 3, 20, 21, 22, 40} <= {*lengths} and lengths == sorted(lengths) and max(lengths) == 40
+
+
+def test_find_prompt_cuts_first_prompt(tmp_path: Path):
+    spec = read(tmp_path, '[[prompt]]\nname = "a"\ntokens = [5, 6]\n[[prompt]]\nname = "a-1"\ntokens = [9]\n')
+    found = [find_prompt(spec, name) for name in ("a", "a-1", "a-2", "a-0", "a-3", "b-1", "a-")]
+    assert [one and one.tokens for one in found] == [[5, 6], [9], [5, 6], None, None, None, None]
+
+
+def test_read_spec_reads_turns(tmp_path: Path, tokenizer: Path):
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntokens = [1]\nforced = [7, 8]\n'
+    spec = read(tmp_path, text + '[[prompt.turn]]\ntext = "board"\nforced_text = "runs"\n')
+    assert spec.prompt[0].joined(1) == ([1, -1, 0, 2], [7, -1, 3])
+
+
+def test_read_spec_cuts_text_file_into_windows(tmp_path: Path, tokenizer: Path):
+    (tmp_path / "text.txt").write_text("the board runs the board runs the")
+    text = f'steps = 1\ntokenizer = "{tokenizer.name}"\n[[prompt]]\nfile = "text.txt"\nwindow = 3\n'
+    assert [(one.name, one.tokens, one.forced) for one in read(tmp_path, text).prompt] == [
+        ("text-window-1", [0, 1], [2]),
+        ("text-window-2", [3, 1], [2]),
+        ("text-window-3", [3], [1]),
     ]
 
 
@@ -96,6 +123,14 @@ def test_read_spec_prefers_tokens_over_text(tmp_path: Path, tokenizer: Path):
         ("chunk = -1\n[[prompt]]\ntokens = [1]", ">= 0", ""),
         ("lengths = [2]\n[[prompt]]\ntokens = [1]", "lengths has 2, the first prompt has 1 tokens", "extend"),
         ("lengths = [0]\n[[prompt]]\ntokens = [1]", ">= 1", ""),
+        ("lengths = '1-2'\n[[prompt]]\ntokens = [1]", "invalid lengths '1-2'", "1..64"),
+        ("lengths = '0..1'\n[[prompt]]\ntokens = [1]", "lengths has 0", "extend"),
+        ("lengths = [1]\n[[prompt]]\ntokens = [1]\n[[prompt.turn]]\ntokens = [1]", "one turn", ""),
+        ("[[prompt]]\ntokens = [1]\n[[prompt.turn]]\nforced = [1]", "a prompt has no tokens", ""),
+        ("[[prompt]]\ntokens = [1]\n[[prompt.turn]]\ntokens = [1]\nforced = [1]", "only some turns", "in none"),
+        ("[[prompt]]\ntokens = [1]\nfile = 'a.txt'", "has tokens or turns", "remove"),
+        ("[[prompt]]\nfile = 'a.txt'", "cannot read the text a.txt", ""),
+        ("[[prompt]]\nfile = 'spec.toml'", "is a text", "tokenizer"),
         (f"lengths = {[1] * 300}\n[[prompt]]\ntokens = [1]", "length <= 256", ""),
         ("[[prompt]]\ntokens = [1]\n[roles]\ninputs = 'x'", "`inputs`", ""),
         ("tokenizer = 'none.json'\n[[prompt]]\ntokens = [1]", "cannot read the tokenizer", ""),
