@@ -250,10 +250,7 @@ class SteppedProgram:
 
     def start_cache(self) -> dict[int, Any]:
         """Return the cache before the first call of a prompt: output -> content."""
-        return {
-            output: np.zeros(shape, dtype_of(self._program.inputs[place].dtype))
-            for (place, output), shape in zip(self._plan.feedback, self._plan.shapes, strict=True)
-        }
+        return dict(make_empty_cache(self._program.inputs, self._plan))
 
     def _call(self, tokens: Sequence[int], position: int, step: int) -> int:
         """Run the program for new tokens. Return the token with the largest logit after them."""
@@ -283,12 +280,25 @@ class SteppedProgram:
 
     def make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
         """Return the program's inputs for new tokens, the first one at ``position``."""
-        given: dict[int, Any] = dict(self._given)
-        for place, rule in self._plan.rules:
-            given[place] = _MAKERS[rule](self._program.inputs[place], tokens, position)
+        given: dict[int, Any] = {**self._given, **make_rule_inputs(self._program.inputs, self._plan, tokens, position)}
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
         return [given[place] for place in range(len(self._program.inputs))]
+
+
+def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan) -> dict[int, Array]:
+    """Return the cache before the first call of a prompt: output -> content."""
+    return {
+        output: np.zeros(shape, dtype_of(inputs[place].dtype))
+        for (place, output), shape in zip(plan.feedback, plan.shapes, strict=True)
+    }
+
+
+def make_rule_inputs(
+    inputs: Sequence[TensorSpec], plan: StepsPlan, tokens: Sequence[int], position: int
+) -> dict[int, Array]:
+    """Return the inputs that follow from new tokens, the first one at ``position``: number of the input -> array."""
+    return {place: _MAKERS[rule](inputs[place], tokens, position) for place, rule in plan.rules}
 
 
 def split_turns(tokens: Iterable[int]) -> list[list[int]]:

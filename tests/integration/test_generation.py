@@ -237,3 +237,23 @@ def test_interrupted_generation_resumes(hil, environment, tmp_path):
     assert [case["outcome"] for case in resumed.document["cases"]] == ["PASS", "PASS"]
     finished = [document["cases"][0]["provenance"]["finished_at"] for document in (before, resumed.document)]
     assert finished[0] == finished[1]
+
+
+def test_bisect_finds_wrong_operator_of_wrong_call(hil, tmp_path):
+    spec = write_spec(tmp_path, right=(PROMPT[:3], FORCED[:2]), wrong=(PROMPT, FORCED))
+    # The fault damages the cache of layer 2 in every call; the first call of the first prompt is therefore wrong.
+    fault = ("--fault", "corrupt:output=present.2.value,others=spare")
+    where = ("--runtime-hw-type", "sim", *ORT, "--isolated")
+    found = hil("bisect", MODEL, "--generate", spec, *where, *fault, "--json")
+    assert found.code == 1 and found.document["first_isolated"] == "Concat_present.2.value"
+    (note,) = found.document["notes"]
+    assert note.startswith("the bisected call is that of prompt right, positions 0 to 2: layer 1, in the prompt")
+
+
+def test_bisect_of_right_prompts_uses_last_call(hil, tmp_path):
+    spec = write_spec(tmp_path, one=(PROMPT, FORCED[:3]))
+    found = hil("bisect", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--cumulative", "--json")
+    assert found.code == 0
+    assert found.document["notes"] == [
+        "all prompts passed; the bisected call is the last one of prompt one, position 18"
+    ]

@@ -250,7 +250,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     place = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
     if (model.inputs[place].shape and model.inputs[place].shape[-1] == 1) or _scales_calls(case):
         return case
-    inputs = _with_one_prompt(_with_all_tokens(case))
+    inputs = with_one_prompt(with_all_tokens(case))
     plan = replace(decoder.plan, steps=0)
     arguments = {**steps_arguments(case), "steps": plan, "warmup": 0}
     try:
@@ -283,14 +283,14 @@ def _fed_tokens(case: Case) -> Array:
 
 def _known_tokens(case: Case) -> Array:
     """Return the token of each position; -1 for those that the board chose."""
-    inputs = _with_all_tokens(case)
-    tokens = _with_one_prompt(inputs)[PROMPT]
+    inputs = with_all_tokens(case)
+    tokens = with_one_prompt(inputs)[PROMPT]
     if case.inputs is not None and case.result is not None and not case.inputs[FORCED].size:
         tokens[list(TokenPlaces.of_turns(inputs[PROMPT], case.result.outputs[TOKENS]).steps)] = -1
     return tokens
 
 
-def _with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
+def with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return inputs with the tokens of all turns and steps as the prompt, without steps."""
     turns, empty = split_turns(inputs[PROMPT]), np.empty(0, np.int64)
     pairs = itertools.zip_longest(turns, split_turns(inputs[FORCED]), fillvalue=())
@@ -298,7 +298,7 @@ def _with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {**inputs, PROMPT: np.array(tokens, np.int64), FORCED: empty, OTHER_PROMPT: empty}
 
 
-def _with_all_tokens(case: Case) -> dict[str, Array]:
+def with_all_tokens(case: Case) -> dict[str, Array]:
     """Return the inputs with the tokens of all steps as forced tokens, so that a reference runs the same tokens."""
     return {**(case.inputs or {}), FORCED: _fed_tokens(case), OTHER_PROMPT: np.empty(0, np.int64)}
 
@@ -307,7 +307,7 @@ def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
     """Compute the reference of a generation."""
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    reference = _run_on_host(case, tools, EXACT, "reference.log", _with_all_tokens(case))
+    reference = _run_on_host(case, tools, EXACT, "reference.log", with_all_tokens(case))
     yield (case := replace(case, references=(reference,)).timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
@@ -318,8 +318,8 @@ def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, 
     If the model returns the logits of all tokens, the tokens are a single prompt: an evaluation that rounds every value
     is a hundred times as slow as a runtime. The second result is then the reference with the same calls.
     """
-    inputs = _with_all_tokens(case)
-    whole = _with_one_prompt(inputs)
+    inputs = with_all_tokens(case)
+    whole = with_one_prompt(inputs)
     if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(whole[PROMPT]):
         baseline = _run_on_host(case, tools, EXACT, "control.log", whole)
         if len(baseline.outputs[LOGITS]) == len(whole[PROMPT]):
@@ -344,7 +344,7 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     arithmetic = arithmetic_of(result) or FLOAT32
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
-    inputs = _with_all_tokens(case)
+    inputs = with_all_tokens(case)
     control, baseline = _run_control(case, tools, arithmetic)
     # Without a baseline, one of the programs returns only the last row.
     prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
@@ -408,7 +408,7 @@ def _generated(
 ) -> Generated:
     places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
     tokens = np.asarray(outputs[TOKENS])[np.asarray(outputs[TOKENS]) != TURN_END]
-    count = len(_with_one_prompt(inputs)[PROMPT])
+    count = len(with_one_prompt(inputs)[PROMPT])
     cache = tuple(
         CacheRows(one.output, one.layer, one.is_key, _rows(outputs[one.output], one.axis)[:count])
         for one in decoder.cache

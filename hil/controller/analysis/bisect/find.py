@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.compare.verdict import compare_output
+from hil.controller.analysis.bisect.generation import find_wrong_call
 from hil.controller.analysis.bisect.result import (
     WAYS,
     describe_verdict,
@@ -82,6 +83,8 @@ def bisect(
         group: how nodes form layers: ``node`` or ``fused``.
         out: directory for ``bisect.json``, logs, and wrong layers' models and tensors; None disables storage.
 
+    With ``options.generate``, the inputs are those of the first wrong call of the first wrong prompt.
+
     Raises:
         UsageError: an option is invalid or unsupported, or the two models have different layers.
         ImportFailed, ReferenceFailed, StageTimeout: the layers or their reference values cannot be computed.
@@ -104,6 +107,18 @@ def bisect(
         temporary_folder("hil-bisect-") as scratch,
         BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=opened) as pool,
     ):
+        calls: list[str] = []
+        if asked.generate is not None:
+            screen.begin(model.stem, 1)
+            screen.stage(model.stem, 0, "running the prompts")
+            prompts = (artifact_model or model, chosen, Path(scratch), Runner(context), pool, choice, faults)
+            try:
+                inputs, call = find_wrong_call(*prompts)
+            finally:
+                screen.end(model.stem)
+            calls.append(call)
+            asked = replace(asked, generate=None, inputs=inputs)
+            chosen = with_flow(asked, flow)
         screen.begin(model.stem, 1)
         screen.stage(model.stem, 0, "splitting into layers")
         try:
@@ -137,7 +152,7 @@ def bisect(
         layers=found.layers,
         whole=found.whole,
         exposed=found.exposed,
-        notes=notes,
+        notes=[*calls, *notes],
         folder=str(out or ""),
         created=begun,
         origin=origin_of(asked.labels),

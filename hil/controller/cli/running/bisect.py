@@ -15,6 +15,7 @@ from hil.controller.cli.options import (
     board_options,
     chosen_board,
     flow_option,
+    generate_option,
     group_option,
     input_options,
     json_option,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 @click.option("--cumulative", is_flag=True, help="Only run the whole model once, with all layers as outputs.")
 @group_option
 @input_options
+@generate_option
 @run_option("references", help="Reference for intermediate values: onnxruntime (default), onnx-reference. Repeatable.")
 @tolerance_options
 @arithmetic_option
@@ -62,6 +64,8 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too: if
     only this run fails, the cause is fusion. Layers that generate random numbers are compiled and run, but not judged,
     and neither are dependent layers in the whole model.
+
+    With --generate, the prompts run first. The layers then receive the inputs of the first wrong call.
     """
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.find import repeat_command
