@@ -20,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.agents import few_files, start_process, stop_process
 from support.over_grpc import Stub, channel_of, metadata_of, stub_of
+from support.slow import slow_except
 from support.waiting import eventually
 
 from hil import errors
@@ -302,7 +303,7 @@ def data_call(board: Board, method: str, message: bytes = b"") -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("method", ["", "Describe", "Clock", "Hold"])
+@pytest.mark.parametrize("method", slow_except(["", "Describe", "Clock", "Hold"], 0))
 def test_agent_serves_clients_despite_silent_data_connections(board, method):
     with contextlib.ExitStack() as kept:
         silent = [kept.enter_context(data_call(board, method)) for _ in range(MANY)]
@@ -467,6 +468,7 @@ def test_agent_rejects_excessive_fences(start, module):
     assert_everybody_gets_in(board, fence=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [str(2**64 - 1), "", "what a dying card left"])
 def test_agent_reports_damaged_fence_until_reset(start, hil, tmp_path, content):
     store = tmp_path / "store"

@@ -225,6 +225,7 @@ def test_command_board_reports_killed_command_as_crash(connect, board, artifact_
     assert "SIGSEGV" in str(end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["controller gone", "sshd killed"])
 def test_command_board_ends_abandoned_run(connect, board_x86, artifact_for, end):
     opened = connect(board_x86)
@@ -251,6 +252,7 @@ def test_command_board_ends_run_at_limit_after_cut_link(connect, make_board, art
     assert running(board) == []
 
 
+@pytest.mark.slow
 def test_command_board_recovers_from_reboot_during_run(connect, make_board, artifact_for):
     board = make_board(name="reboots", arch="x86_64")
     opened = connect(board)
@@ -304,6 +306,7 @@ def test_command_board_needs_only_busybox(connect, make_board, artifact_for):
     assert connect(board).push(artifact) == 0
 
 
+@pytest.mark.slow
 def test_command_board_works_over_lossy_link(connect, make_board, artifact_for):
     board = make_board(name="far", arch="x86_64", netem="delay 20ms loss 1%")
     inputs = (np.ones(4, np.float32), np.array(1, np.int32))

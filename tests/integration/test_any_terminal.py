@@ -27,6 +27,7 @@ def call(environment: dict[str, str], tmp_path: Path) -> Call:
     return make
 
 
+@pytest.mark.slow
 def test_cli_works_without_utf8_terminal(call, tmp_path):
     model = tmp_path / "zwölf 日本 ….onnx"
     model.write_bytes((DIGITS / "digits_cnn.onnx").read_bytes())

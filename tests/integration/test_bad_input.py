@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.models import DIGITS, save_model
+from support.slow import slow_except
 from support.sshd import free_port
 from support.waiting import eventually
 
@@ -324,6 +325,7 @@ def test_run_passes_model_without_inputs(hil, simulator, tmp_path):
         ends(hil("run", "const.onnx", "--board", simulator, "--runtime", runtime, "--json"), 0, "PASS")
 
 
+@pytest.mark.slow
 def test_run_passes_model_with_hundred_outputs(hil, simulator, tmp_path):
     nodes = [helper.make_node("Add", ["x", f"c{i}"], [f"y{i}"]) for i in range(100)]
     weights = [helper.make_tensor(f"c{i}", FLOAT, [2], [i, -i]) for i in range(100)]
@@ -408,7 +410,7 @@ def test_run_reports_full_disk_on_board(hil, full_disk, tmp_path, rows, code, ou
 STAGES = ("compile", "push", "run", "refer")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", slow_except(STAGES, 2))
 def test_run_resumes_after_interrupt_in_any_stage(hil, environment, tmp_path, stage, monkeypatch):
     model, options = slow_in(stage, tmp_path)
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(model), *options]

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from referencing import Registry, Resource
 from support.bench_boards import read_samples
 from support.models import DIGITS, save_model
+from support.slow import slow_except
 from support.waiting import eventually
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
@@ -112,6 +113,7 @@ def test_bench_detects_board_slowdown_against_stored_bench(bench):
     assert document["comparison"]["ratio"] > 2
 
 
+@pytest.mark.slow
 def test_bench_measures_wrong_program_only_without_check(bench, hil):
     shown = hil("bench", DIGITS_CNN, "--runtime-hw-type", "sim-undeclared", *SHORT)
     assert (shown.code, "FAIL" in shown.out, "p50" in shown.out) == (1, True, False)
@@ -163,7 +165,7 @@ def test_bench_writes_google_benchmark_json(bench, doubling, simulator, tmp_path
     assert total / 40 == pytest.approx(document["sides"][0]["times"]["mean_ns"])
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", slow_except([signal.SIGINT, signal.SIGKILL], 1))
 def test_bench_stores_samples_after_interrupt_or_kill(environment, tmp_path, how):
     command = [sys.executable, "-m", "hil.controller.cli.main", "bench", str(DIGITS_CNN), "--min-time", "600", "--json"]
     process = subprocess.Popen(
@@ -205,6 +207,7 @@ def test_bench_measures_concurrent_programs(bench, tmp_path):
     assert 0 < side["times"]["iterations"] <= 450_000
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_bench_measures_board_without_agent(bench, hil, board_x86, tmp_path):
     config = (DOCS.parent / "board_configs" / "command.toml").read_text()

@@ -62,6 +62,7 @@ def branched(tmp_path: Path) -> Path:
     return save_model(tmp_path / "branched.onnx", nodes, inputs, outputs, weights)
 
 
+@pytest.mark.slow
 def test_bisect_passes_all_layers_of_correct_model(hil, simulator):
     ended = hil("bisect", DIGITS_CNN, "--board", simulator, "--json")
     assert ended.code == 0, ended.err
@@ -74,7 +75,11 @@ def test_bisect_passes_all_layers_of_correct_model(hil, simulator):
 
 
 @pytest.mark.parametrize(
-    ("runtime", "group"), [("iree", "node"), pytest.param("onnxruntime", "fused", marks=pytest.mark.daily)]
+    ("runtime", "group"),
+    [
+        pytest.param("iree", "node", marks=pytest.mark.slow),
+        pytest.param("onnxruntime", "fused", marks=pytest.mark.daily),
+    ],
 )
 def test_bisect_finds_layer_with_wrong_weight(hil, simulator, branched, tmp_path, runtime, group):
     wrong = with_wrong_weight(branched, tmp_path / "received.onnx", "w_middle")
@@ -94,6 +99,7 @@ def test_bisect_finds_layer_with_wrong_weight(hil, simulator, branched, tmp_path
     assert document["whole"]["outcome"] == "FAIL"
 
 
+@pytest.mark.slow
 def test_bisect_stores_files_to_reproduce_wrong_layer(hil, simulator, tmp_path):
     wrong = with_wrong_weight(DIGITS_CNN, tmp_path / "received.onnx", "conv2.weight")
     ended = hil("bisect", DIGITS_CNN, "--artifact-model", wrong, "--board", simulator, "--out", "kept")
@@ -114,6 +120,7 @@ def test_bisect_stores_files_to_reproduce_wrong_layer(hil, simulator, tmp_path):
     assert document["model_digest"] == digest_of_files({"": digest_file(DIGITS_CNN)})
 
 
+@pytest.mark.slow
 def test_bisect_leaves_masked_values_out_of_error_measures(hil, tmp_path):
     mask = np.where(np.tri(4, dtype=bool), 0, np.finfo(np.float32).min).astype(np.float32)
     rng = np.random.default_rng(6)
@@ -146,6 +153,7 @@ def test_bisect_finds_layer_with_corrupted_tensor(hil):
     assert list(outcomes(ended.document, "cumulative").values()).count("FAIL") == 1
 
 
+@pytest.mark.slow
 def test_bisect_reproduces_fault_from_stored_files(hil, doubling):
     ended = hil("bisect", doubling, *ORT, "--isolated", "--fault", "corrupt:output=y", "--out", "kept")
     assert ended.code == 1, ended.err
@@ -178,6 +186,7 @@ def test_bisect_descends_into_model_functions(hil, simulator, tmp_path):
     assert list(outcomes(document, "cumulative").values()) == ["PASS"] * 4
 
 
+@pytest.mark.slow
 def test_bisect_handles_shapes_known_only_at_run_time(hil, simulator, tmp_path):
     nodes = [
         node("FusedMatMul", ["x", "w"], ["y"], "fused", domain="com.microsoft"),

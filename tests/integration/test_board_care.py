@@ -241,6 +241,7 @@ def test_board_deploy_info_and_clean_manage_agent(hil, make_board):
     assert valid(hil("board", "clean", *at(board), "--json"), "clean")["removed"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_board_reset_fence_repairs_fence_over_ssh(hil, make_board):
     board = make_board()
@@ -359,6 +360,7 @@ def test_run_targets_arm_board_and_explains_newer_cpu_crash(hil, board_aarch64, 
     assert "compiled for aarch64 cortex-a76, the board is aarch64 cortex-a53" in json.dumps(bad.case)
 
 
+@pytest.mark.slow
 def test_run_explains_load_error_of_other_cpu_architecture(hil, tmp_path):
     model = tmp_path / "f16.mlir"
     model.write_text(F16_MATMUL)

@@ -177,6 +177,7 @@ def test_run_reports_board_lost_after_cut_during_transfer(start, passes, ready, 
     passes(ready)
 
 
+@pytest.mark.slow
 def test_run_reports_board_lost_after_cut_and_board_recovers(start, passes, ready, cut_when):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")
@@ -187,6 +188,7 @@ def test_run_reports_board_lost_after_cut_and_board_recovers(start, passes, read
     passes(ready)
 
 
+@pytest.mark.slow
 def test_run_reports_board_lost_after_sshd_kill(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, *LONG)
@@ -244,6 +246,7 @@ def test_interrupted_controller_frees_board(start, passes, ready):
     passes(ready)
 
 
+@pytest.mark.slow
 def test_concurrent_runs_take_turns(start, ready):
     # Long enough that the other run asks for the board meanwhile.
     count = 50_000
@@ -255,6 +258,7 @@ def test_concurrent_runs_take_turns(start, ready):
     assert any("has the board (hil run" in run.err for run in runs)
 
 
+@pytest.mark.slow
 def test_concurrent_runs_deploy_single_agent(start, make_board):
     board = make_board(name="new")
     runs = [start(board, DIGITS_CNN), start(board, DIGITS_CNN)]
@@ -271,6 +275,7 @@ def test_run_passes_over_lossy_link(passes, make_board):
     assert passes(board)["pushed_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_run_reports_full_board_disk_as_board_unfit(start, passes, make_board, tmp_path):
     board = make_board(name="full", disk_mb=160)
     passes(board)

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from support.boards import MakeBoard
 from support.models import DIGITS
+from support.slow import slow_except
 from support.terminals import terminal
 
 from hil.errors import EXIT_BOARD
@@ -44,10 +45,13 @@ def configure(board: VirtualBoard):
 
 @pytest.mark.parametrize(
     ("settings", "way"),
-    [
-        (["AllowStreamLocalForwarding no"], "using TCP on the board's loopback interface, with a token"),
-        (["AllowStreamLocalForwarding no", "AllowTcpForwarding no"], "using stdin and stdout of a command"),
-    ],
+    slow_except(
+        [
+            (["AllowStreamLocalForwarding no"], "using TCP on the board's loopback interface, with a token"),
+            (["AllowStreamLocalForwarding no", "AllowTcpForwarding no"], "using stdin and stdout of a command"),
+        ],
+        1,
+    ),
     ids=["no sockets", "no TCP either"],
 )
 def test_run_passes_with_hardened_sshd(hil, board, configure, settings, way):

@@ -68,6 +68,7 @@ def test_agent_serves_both_runtimes(hil, board_x86):
     assert "pushing" not in ended.err
 
 
+@pytest.mark.slow
 def test_run_works_for_unprivileged_user(hil, board_x86):
     ended = hil("run", DIGITS_CNN, *to(board_x86, "tester"), "--json")
     assert ended.code == 0, ended.err

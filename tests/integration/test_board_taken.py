@@ -32,6 +32,7 @@ def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
         )
 
 
+@pytest.mark.slow
 def test_take_restarts_exited_agent(machine: VirtualBoard, connect):
     board = connect()
     machine.run(["pkill", "-HUP", "-f", "--", "-m hil.agent --"], check=True)
@@ -43,6 +44,7 @@ def test_take_restarts_exited_agent(machine: VirtualBoard, connect):
     assert board.logs("") == []
 
 
+@pytest.mark.slow
 def test_take_updates_build_of_replaced_agent(machine: VirtualBoard, connect):
     board = connect()
     ours = board.info["build"]

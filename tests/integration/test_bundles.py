@@ -141,6 +141,7 @@ def test_bundle_run_limits_crash_to_case_or_method(hil, digits):
     assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH"] * 3)
 
 
+@pytest.mark.slow
 def test_bundle_run_starts_new_simulator_after_board_loss(hil, digits):
     ended = hil("bundle", "run", digits, "--fault", "kill-agent:times=1", "--json")
     assert ended.code == 4
@@ -208,6 +209,7 @@ func.func @f(%x: tensor<3xf16>, %i: tensor<2xi32>) -> (tensor<3xf16>, tensor<2xi
 """
 
 
+@pytest.mark.slow
 def test_flagfile_defaults_match_iree_tolerances(hil, tmp_path):
     (tmp_path / "half.mlir").write_text(HALF)
     x, i = np.ones(3, np.float16), np.ones(2, np.int32)

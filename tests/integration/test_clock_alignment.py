@@ -83,6 +83,7 @@ def late_simulator(tmp_path: Path) -> Iterator[Callable[[str], tuple[Board, Path
         stop_process(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
 def test_clock_fit_handles_offset_and_drift_over_slow_link(late_simulator, add_programs, runtime):
     board, store = late_simulator("clock:offset=3600,ppm=200")

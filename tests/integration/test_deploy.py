@@ -100,6 +100,7 @@ def test_deploy_reuses_agent_and_clean_removes_files(make_board: MakeBoard, log_
     assert "hil.agent" not in on(board, "ps -eo args")
 
 
+@pytest.mark.slow
 def test_deploy_reports_runtime_without_wheels_for_board(
     make_board: MakeBoard, log_in: LogIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -134,6 +135,7 @@ def test_deploy_works_for_unprivileged_user(make_board: MakeBoard, log_in: LogIn
     probe.clean(shell, "", force=True)
 
 
+@pytest.mark.slow
 def test_deploy_restarts_agent_after_reboot(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     place = put(log_in(board))
@@ -204,6 +206,7 @@ def test_concurrent_deploys_share_single_upload(make_board: MakeBoard, log_in: L
     assert on(board, "pgrep -f -c 'm hil[.]agent --listen'").strip() == "1"
 
 
+@pytest.mark.slow
 def test_deploy_reports_full_disk_and_preserves_agent(
     make_board: MakeBoard, log_in: LogIn, monkeypatch: pytest.MonkeyPatch
 ):
@@ -223,6 +226,7 @@ def test_deploy_reports_full_disk_and_preserves_agent(
     assert usable_runtimes(shell, place) == {"iree"}
 
 
+@pytest.mark.slow
 def test_deploy_replaces_other_version_after_session_ends(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board)
@@ -302,6 +306,7 @@ def test_arm_agent_uses_little_disk_and_memory(make_board: MakeBoard, log_in: Lo
     assert "small" not in on(board, "ls -A /root").split()
 
 
+@pytest.mark.slow
 def test_clean_refuses_while_agent_in_use(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board)

@@ -201,10 +201,13 @@ def needs(guide: Path) -> list[str]:
     return [first[1]] if first else [packages for packages, _, _ in BLOCK.findall(text) if packages]
 
 
+# Guides with more than 20 seconds of commands.
+LONG = ("benchmarking", "simulator", "compile-profiling", "layers", "compiling", "agent", "suite-reports", "profiling")
 PLAIN = [
     pytest.param(
         guide,
-        marks=[pytest.mark.daily] * (guide.stem == "README") + [pytest.mark.slow] * guide.stem.startswith("from-"),
+        marks=[pytest.mark.daily] * (guide.stem == "README")
+        + [pytest.mark.slow] * guide.stem.startswith(("from-", *LONG)),
         id=guide.stem,
     )
     for guide in GUIDES

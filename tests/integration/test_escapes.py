@@ -56,6 +56,7 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_cli_escapes_hostile_text_in_all_output(hil, environment, tmp_path, models, liar):
     bad = f"theirs/bad{ATTACK}.onnx"
     seen = ""

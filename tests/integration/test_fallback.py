@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.models import DIGITS
 from support.plugin_runs import Project, save_small
+from support.slow import slow_except
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.models.importers import import_model
@@ -92,6 +93,7 @@ def test_cli_prints_fallback_note(hil, small, bundle):
     assert noted in " ".join(ended.out.split()), ended.out
 
 
+@pytest.mark.slow
 def test_bisect_reports_fallback(hil, small):
     ended = hil(*told(["bisect", small, *ORT, "--isolated"], PART))
     assert ended.code == 0, ended.err
@@ -103,6 +105,7 @@ def test_bisect_reports_fallback(hil, small):
     assert {layer["isolated"]["outcome"] for layer in ended.document["layers"]} == {"FALLBACK"}
 
 
+@pytest.mark.slow
 def test_pytest_plugin_reports_fallback(tmp_path, environment, small):
     project = Project(tmp_path / "project", environment).set_up(small)
     board = '[board]\nhw_type = "sim"\n[devices]\nonnxruntime = "CPUExecutionProvider"\n[simulator]\n'
@@ -121,6 +124,7 @@ def test_pytest_plugin_reports_fallback(tmp_path, environment, small):
     assert "--no-fallback" in tested.command("repeat it")
 
 
+@pytest.mark.slow
 def test_traces_report_fallback(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     monkeypatch.chdir(tmp_path)
@@ -144,6 +148,7 @@ def test_traces_report_fallback(tmp_path, shared_cache, monkeypatch):
     assert "another-device (3 nodes)" in (part.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_agent_verify_reports_fallback(bundle, capsys, monkeypatch):
     from hil.agent import runtimes, verify
 
@@ -169,7 +174,7 @@ def test_run_reports_unused_provider_as_fallback(hil, small, tmp_path):
 
 @pytest.mark.parametrize(
     ("runtime", "device"),
-    [("onnxruntime", "NoSuchProvider"), ("iree", "cuda"), ("iree", "nowhere"), ("tflite", "gpu")],
+    slow_except([("onnxruntime", "NoSuchProvider"), ("iree", "cuda"), ("iree", "nowhere"), ("tflite", "gpu")], 0),
 )
 def test_run_reports_missing_device_as_board_unfit(hil, small, tmp_path, runtime, device):
     model = DIGITS.parent / "tflite" / "digits.tflite" if runtime == "tflite" else small

@@ -45,6 +45,7 @@ def test_run_leases_farm_board_and_reports_lease(farm: FakeFarm, hil: Callable[.
     assert (farm.boards["lab1-sim-1"].dials == 0) is direct
 
 
+@pytest.mark.slow
 def test_run_compiles_with_flags_of_farm_board(
     fake_farm: FakeFarm, start_agent: Callable[..., str], hil: Callable[..., Ended]
 ) -> None:
@@ -120,6 +121,7 @@ def test_lease_rejects_agentless_board(farm: FakeFarm, hil: Callable[..., Ended]
     assert farm.is_free()
 
 
+@pytest.mark.slow
 def test_bench_reports_reason_of_lost_lease(farm: FakeFarm, environment: dict[str, str], tmp_path: Path) -> None:
     process = start_hil(environment, tmp_path, "bench", MODEL, "--board", "farm:", "--min-time", "60")
     eventually(lambda: farm.leases and farm.leases[0].board)

@@ -93,6 +93,7 @@ def test_farm_does_not_retry_model_failures(farm: Farm, jobs: dict[str, KnownJob
     assert len(attempts(farm, name)) == 1
 
 
+@pytest.mark.slow
 def test_farm_recovers_jobs_after_database_kill(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     name = submit(farm, jobs["pass"], "rank = 1")
     queued = submit(farm, jobs["pass"], "rank = 1")
@@ -129,6 +130,7 @@ def _seconds_until_it_runs_elsewhere(farm: Farm, jobs: dict[str, KnownJob]) -> f
     return again.timestamp() - killed
 
 
+@pytest.mark.slow
 def test_job_fails_as_infrastructure_after_max_attempts(farm: Farm, jobs: dict[str, KnownJob]) -> None:
     for agent in ("agent-02", "agent-03"):
         farm.keeper.end(agent)

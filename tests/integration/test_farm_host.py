@@ -163,6 +163,7 @@ def test_job_times_out_at_limit(lab):
     assert (result["exit_code"], result["outcome"], result["attempts"]) == (3, "TIMEOUT", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "agent"])
 def test_farm_retries_job_after_worker_or_agent_kill(lab, victim):
     name, board = lab.begun(_of_seconds(lab, 8))
@@ -202,6 +203,7 @@ def test_boards_turn_offline_while_host_disconnected(lab):
     assert result_of(lab.client, after)["outcome"] == "PASS"
 
 
+@pytest.mark.slow
 def test_worker_frozen_past_lease_stops_using_board(lab):
     name, board = lab.begun(board="lab-sim-1")
     worker = lab.host.worker(board)
@@ -298,6 +300,7 @@ def test_killed_host_restarts_without_orphan_processes(lab):
     eventually(lambda: not orphans())
 
 
+@pytest.mark.slow
 def test_host_rejects_duplicate_name_on_machine(lab):
     command = [sys.executable, "-m", "hil", "farm", "host", "--name", "lab", "--sim", "1"]
     done = subprocess.run(command, env=lab.host.environment, capture_output=True, text=True, timeout=60)

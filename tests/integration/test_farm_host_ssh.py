@@ -112,6 +112,7 @@ def test_host_reconnects_after_sshd_restart(hosts, client, spec, sshd):
     assert (result["outcome"], result["attempts"]) == ("PASS", 1), result
 
 
+@pytest.mark.slow
 def test_second_host_takes_over_after_owner_dies(hosts, client, spec):
     owner, other = hosts
     owner.process.send_signal(signal.SIGKILL)
@@ -122,6 +123,7 @@ def test_second_host_takes_over_after_owner_dies(hosts, client, spec):
     assert other.process.poll() is None
 
 
+@pytest.mark.slow
 def test_farm_quarantines_lost_board_until_recovery(hosts, client, spec, sshd):
     sshd.stop()
     try:

@@ -98,6 +98,7 @@ def test_labgrid_switches_board_power(config: BoardConfig, outlet: Outlet) -> No
     assert outlet.told[before:] == ["0", "0", "1"]
 
 
+@pytest.mark.slow
 def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
     head, _, labgrid = config.path.read_text().partition("[labgrid]")
     mine = '[connection]\naddress = "unix:/run/agent.sock"\n[power]\ncycle = "true"\n[labgrid]'
@@ -143,6 +144,7 @@ def test_labgrid_detects_kicked_place(config: BoardConfig, lab: Labgrid) -> None
             switch(board.power, "cycle", board=board.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [

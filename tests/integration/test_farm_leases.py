@@ -104,6 +104,7 @@ def test_run_suite_and_pytest_lease_farm_boards(
     assert {job.reason for job in real_farm.jobs()} == {"released"}
 
 
+@pytest.mark.slow
 def test_lease_ends_at_time_limit(real_farm: Farm, hil: Callable[..., Ended]) -> None:
     begin = time.monotonic()
     ended = hil("farm", "lease", "--for", "15s", "--", "sleep", "600")
@@ -126,6 +127,7 @@ def test_farm_frees_board_of_killed_holder(real_farm: Farm, environment: dict[st
     assert jobs[-1].reason == f"no heartbeat from the lease holder for {HOLDER_S:g} s"
 
 
+@pytest.mark.slow
 def test_woken_holder_cannot_use_board_after_lease(
     real_farm: Farm, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_submit_runs_bundle(call, farm, tmp_path):
     assert (both.code, "cannot be in the same submission" in both.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_submit_merges_suite_results_and_reports(call, farm, tmp_path):
     (tmp_path / "nets").mkdir()
     shutil.copy(MODEL, tmp_path / "nets")

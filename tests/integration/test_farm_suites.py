@@ -52,6 +52,7 @@ def test_suite_spreads_over_farm_boards(
     assert fake_farm.is_free()
 
 
+@pytest.mark.slow
 def test_suite_adds_and_replaces_farm_boards(
     fake_farm: FakeFarm, environment: dict[str, str], start_agent: Callable[..., str], models: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_expected_failures_use_type_of_leased_board(
     assert fake_farm.leases[-1].order.selector == 'hw_type="sim"'
 
 
+@pytest.mark.slow
 def test_xdist_workers_lease_farm_boards(
     fake_farm: FakeFarm, farm_agents: list[str], models: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_farm_up_resumes_after_kill(farm):
     farm.eventually(lambda: not farm.processes())
 
 
+@pytest.mark.slow
 def test_farm_down_stops_detached_farm(environment):
     with running_farm(environment=environment, start=False) as farm:
         up = farm.hil("farm", "up", "--sim", "2", "--detach", "--json")

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from support.flow_models import attention, mlp, residual_cnn
 from support.models import DIGITS
+from support.slow import slow_except
 
 import hil
 from hil.controller.devices.board import Board
@@ -80,7 +81,9 @@ def random_inputs(model: Path, context: RunContext, seed: int) -> dict[str, Arra
     return make_inputs(read.inputs or (), {}, seed=seed, ranges=read.ranges)
 
 
-@pytest.mark.parametrize("name", [name for name, flow in flows().items() if flow.runtime in ("iree", "onnxruntime")])
+@pytest.mark.parametrize(
+    "name", slow_except([name for name, flow in flows().items() if flow.runtime in ("iree", "onnxruntime")], 0, 4, 8)
+)
 def test_digits_model_passes_in_every_flow(take, images, name: str):
     flow = load_flow(name)
     case = take(flow, CNN, images[40], images[:8])
@@ -113,6 +116,7 @@ def test_iree_flows_pass_other_networks(take, context, tmp_path: Path, name: str
     assert case.outcome is Outcome.PASS, (case.reason, case.error)
 
 
+@pytest.mark.slow
 def test_poor_calibration_fails_against_plain_model(take, images):
     flow = load_flow(f"iree-{STATIC}")
     brighter = [{"image": sample["image"] * 25} for sample in images[:8]]

@@ -154,6 +154,7 @@ def test_bundle_takes_types_of_undeclared_program_from_cases(hil, simulator, tor
         assert subprocess.run(verify, cwd=tmp_path, capture_output=True).returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "body"),
     [

@@ -8,6 +8,7 @@ import pytest
 from fuzzing.engine import looping
 from fuzzing.runs import REGRESSIONS, drive, replay
 from fuzzing.targets import FUZZERS
+from support.slow import slow_except
 
 # Number of inputs per fuzzer; the default is SOME.
 SOME = 300
@@ -28,7 +29,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("name", FUZZERS)
+@pytest.mark.parametrize("name", slow_except(FUZZERS, *range(0, len(FUZZERS), 4)))
 def test_fuzzer_short_run_passes(name: str, tmp_path: Path) -> None:
     fuzzer = FUZZERS[name]
     if lacking := fuzzer.lacking():

@@ -77,6 +77,7 @@ def test_idle_simulator_ends_and_removes_files(place: Path, monkeypatch: pytest.
     eventually(lambda: not list(place.iterdir()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_open_simulator_replaces_dead_or_hung_simulator(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from support.agents import start_process, stop_process
 from support.lying_agent import HONEST, Lie, LyingAgent
+from support.slow import slow_except
 from support.waiting import allowed_s
 
 from hil.controller.devices.agent_client.call import CallFailed
@@ -137,6 +138,7 @@ def _calls(client: AgentClient, folder: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [None, "close"])
 def test_open_call_ends_with_frozen_agent_or_connection(end: str | None, tmp_path: Path) -> None:
     process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store")
@@ -158,7 +160,7 @@ def test_open_call_ends_with_frozen_agent_or_connection(end: str | None, tmp_pat
         stop_process(process)
 
 
-@pytest.mark.parametrize(("call", "listen"), [("put", "unix:{}/a.sock"), ("invoke", "127.0.0.1:0")])
+@pytest.mark.parametrize(("call", "listen"), slow_except([("put", "unix:{}/a.sock"), ("invoke", "127.0.0.1:0")], 1))
 def test_client_detects_frozen_agent_within_15_s(call: str, listen: str, tmp_path: Path) -> None:
     process, address = start_process("hil.agent", listen.format(tmp_path), tmp_path / "store")
     client = AgentClient(AgentEndpoint(address), "frozen")
@@ -192,6 +194,7 @@ def test_describe_detects_frozen_agent(tmp_path: Path) -> None:
         stop_process(process)
 
 
+@pytest.mark.slow
 def test_open_session_gives_up_on_silent_agent(tmp_path: Path) -> None:
     """The agent keeps the connection and answers gRPC pings, but sends no message."""
     with LyingAgent(f"unix:{tmp_path}/a.sock", {"Hold": Lie(silent=True)}) as agent:
@@ -203,6 +206,7 @@ def test_open_session_gives_up_on_silent_agent(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.slow
 def test_open_session_timeout_limits_endless_waiting(tmp_path: Path) -> None:
     waiting = Lie((HONEST["Hold"][0].SerializeToString(),), endless=True)
     with LyingAgent(f"unix:{tmp_path}/a.sock", {"Hold": waiting}) as agent:

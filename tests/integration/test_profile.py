@@ -50,6 +50,7 @@ def check(profile: Profile, iterations: int) -> None:
     assert any(sample.name.startswith("memory") for sample in profile.counters)
 
 
+@pytest.mark.slow
 @pytest.mark.daily
 def test_run_replaces_profile_in_existing_directory(hil, tmp_path):
     for runtime, raw in (("iree", "profile.ireeprof"), ("onnxruntime", "onnxruntime.json")):
@@ -68,6 +69,7 @@ def test_run_replaces_profile_in_existing_directory(hil, tmp_path):
     assert shown.document["run"] == ended.document["id"]
 
 
+@pytest.mark.slow
 @needs_sql
 def test_trace_contains_table_rows_inside_their_calls(hil, tmp_path):
     assert hil("run", DIGITS_CNN, "--profile", "out").code == 0
@@ -131,6 +133,7 @@ def test_profile_reports_clock_jump(hil, tmp_path):
     assert read_profile(tmp_path / "out").clock.jumped_ns == pytest.approx(5e9, abs=2e9)
 
 
+@pytest.mark.slow
 def test_run_writes_profile_directory_per_model(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, DIGITS / "digits_cnn_int8.onnx", "--profile", "out")
     assert ended.code == 0, ended.err
@@ -138,6 +141,7 @@ def test_run_writes_profile_directory_per_model(hil, tmp_path):
     assert read_profile(tmp_path / "out" / "digits_cnn_int8").model == "digits_cnn_int8"
 
 
+@pytest.mark.slow
 def test_run_limits_profiled_iterations(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, "--iterations", 3000, "--profile", "out", "--json")
     assert ended.code == 0, ended.err

@@ -95,6 +95,7 @@ def test_viewer_page_answers_sql_without_external_requests(address):
     assert [one for one in foreign if not any(one in told for told in stopped)] == []
 
 
+@pytest.mark.slow
 @needs_browser
 def test_viewer_opens_at_operations_of_single_iteration(address):
     window = f"{UI}.app.trace.timeline.visibleWindow.toTimeSpan()"

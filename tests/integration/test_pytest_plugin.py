@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
 from support.plugin_runs import DIGITS_LAYERS, Project, save_open, save_small
+from support.slow import slow_except
 
 from hil.controller.analysis.profile.store import read_profile
 from hil.controller.workloads.suites.store import SuiteRun
@@ -43,6 +44,7 @@ def test_plugin_needs_only_ini_file_and_model(project):
     assert {one.name for one in project.folder.iterdir()} == {"pytest.ini", "digits_cnn.onnx", "junit.xml"}
 
 
+@pytest.mark.slow
 def test_collection_lists_cases_per_model_without_board(project, small):
     project.set_up(small)
     tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-undeclared")
@@ -125,6 +127,7 @@ def test_faults_are_injected_and_mismatches_confirmed(project, small):
     assert "--hil-fault=corrupt" in tested.command("repeat it")
 
 
+@pytest.mark.slow
 def test_project_file_criteria_apply_unless_overridden(project):
     project.set_up("digits_cnn")
     project.write("hil.toml", '[models."digits_*.onnx".outputs."logits"]\naccept = ["argmax", "kl<=1e-3"]\n')
@@ -134,6 +137,7 @@ def test_project_file_criteria_apply_unless_overridden(project):
     assert tested.code == 1 and "max_abs<=1e-06 is not met" in tested.out
 
 
+@pytest.mark.slow
 def test_default_value_on_command_line_overrides_project_file(project, small):
     project.set_up(small)
     project.write("hil.toml", "[defaults]\niterations = 3\n")
@@ -164,6 +168,7 @@ def test_failure_before_comparison_reports_stage(project, tmp_path):
     assert "  board: small" in tested.out and "hint: " in tested.out
 
 
+@pytest.mark.slow
 def test_lost_board_gives_error_and_next_test_reconnects(project, small):
     project.set_up(small)
     project.write("falls.toml", '[board]\nhw_type = "falls"\n[simulator]\nfaults = ["kill-agent"]\n')
@@ -243,6 +248,7 @@ def test_allow_blind_applies_to_user_tests(project, small):
     assert set(allowed.outcomes.values()) == {"passed"}, allowed.out
 
 
+@pytest.mark.slow
 def test_user_can_override_fixtures(project, small):
     project.set_up(small)
     project.write(
@@ -390,7 +396,7 @@ def test_plugin_rejects_size_of_unknown_dimension(project, small, tmp_path):
 WRITTEN = {"results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html", "suite.json"}
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", slow_except([[], ["-n", "2"]], 1), ids=["alone", "xdist"])
 def test_plugin_writes_same_files_as_suite_run(project, small, hil, workers):
     project.set_up("digits_cnn", small)
     project.write("models/expected.toml", '[[run]]\ncases = "small_layer_*"\noutcome = "FAIL"\nreason = "once"\n')
@@ -511,6 +517,7 @@ def test_profile_options_write_profiles_per_case(project, small):
     assert (project.folder / "compiled" / "small_layer_Relu_relu-sim" / "passes.csv").exists()
 
 
+@pytest.mark.slow
 def test_capture_off_streams_compiler_output(project, small):
     project.set_up(small)
     live = project.test("-k", "Relu", "--recompute-cache", "-s")

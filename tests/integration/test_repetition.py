@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.commands import Ended
+from support.slow import slow_except
 
 ORT = ("--runtime-hw-type", "sim", "--runtime", "onnxruntime")
 
@@ -26,15 +27,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("options", "counts"),
-    [
-        (("--iterations", "300", "--fault", "corrupt:share=0.01"), (300, 2)),
-        (("--iterations", "20", "--fault", "corrupt:iteration=13"), (20, 2)),
-        (("--warmup", "3", "--iterations", "2", "--fault", "corrupt:iteration=1"), (5, 2)),
-        (("--iterations", "5", "--fault", "corrupt:times=1"), (5, 2)),
-        (("--repeat", "3", "--fresh-load", "--fault", "corrupt:when=reload"), (3, 2)),
-        (("--repeat", "40", "--fault", "corrupt:iteration=30"), (40, 2)),
-        (("--profile", "prof", "--fault", "corrupt:when=profile"), (24, 2)),
-    ],
+    slow_except(
+        [
+            (("--iterations", "300", "--fault", "corrupt:share=0.01"), (300, 2)),
+            (("--iterations", "20", "--fault", "corrupt:iteration=13"), (20, 2)),
+            (("--warmup", "3", "--iterations", "2", "--fault", "corrupt:iteration=1"), (5, 2)),
+            (("--iterations", "5", "--fault", "corrupt:times=1"), (5, 2)),
+            (("--repeat", "3", "--fresh-load", "--fault", "corrupt:when=reload"), (3, 2)),
+            (("--repeat", "40", "--fault", "corrupt:iteration=30"), (40, 2)),
+            (("--profile", "prof", "--fault", "corrupt:when=profile"), (24, 2)),
+        ],
+        0,
+        4,
+    ),
 )
 def test_intermittent_fault_makes_run_unstable(
     hil: Callable[..., Ended], model: Path, options: tuple[str, ...], counts: tuple[int, int]
@@ -66,11 +71,13 @@ def test_report_counts_equal_answers(hil: Callable[..., Ended], model: Path):
     assert bench.code == 0 and bench.document["sides"][0]["repetition"]["distinct"] == 1
 
 
+@pytest.mark.slow
 def test_run_rejects_profile_fault_without_profiled_outputs(hil: Callable[..., Ended], model: Path):
     ended = hil("run", model, "--runtime-hw-type", "sim", "--profile", "p", "--fault", "corrupt:when=profile")
     assert ended.code == 2 and "when=profile needs a runtime with a profiler that returns outputs" in ended.err
 
 
+@pytest.mark.slow
 def test_recompile_compares_programs_and_answers(hil: Callable[..., Ended], model: Path):
     ended = hil("run", model, "--runtime-hw-type", "sim", "--recompile", "2", "--iterations", "2", "--json")
     (case,) = ended.document["cases"]

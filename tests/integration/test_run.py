@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.models import DIGITS, save_model
+from support.slow import slow_except
 
 FLOAT, BFLOAT16 = TensorProto.FLOAT, TensorProto.BFLOAT16
 
@@ -132,7 +133,7 @@ def test_simulator_fault_gives_expected_outcome(hil, doubling, fault, outcome, c
         assert "Segmentation fault" in ended.case["error"]["detail"]
 
 
-@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+@pytest.mark.parametrize("runtime", slow_except(["iree", "onnxruntime"], 1))
 def test_declared_half_precision_uses_control_tolerance(hil, runtime):
     run = ("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
     declared = hil(*run)
@@ -148,6 +149,7 @@ def test_declared_half_precision_uses_control_tolerance(hil, runtime):
     assert hil(*run, "--rtol", 0.02, "--atol", 0.02).code == 0
 
 
+@pytest.mark.slow
 def test_oversized_program_gives_load_error(hil, tmp_path):
     weights = helper.make_tensor(
         "w", FLOAT, [1024, 512], np.random.default_rng(0).random(1024 * 512, np.float32).tobytes(), raw=True
@@ -160,6 +162,7 @@ def test_oversized_program_gives_load_error(hil, tmp_path):
         assert "1048576" in ended.case["reason"]
 
 
+@pytest.mark.slow
 def test_run_reports_disagreeing_references(hil, simulator, tmp_path):
     # A sum of large values that cancel: rounding depends on the order, which differs between references.
     node = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)
@@ -193,6 +196,7 @@ def test_failing_reference_does_not_hide_other_verdict(hil, simulator, tmp_path,
     assert shown.count("reference onnxruntime failed: ONNX Runtime cannot load the model:") == 1
 
 
+@pytest.mark.slow
 def test_wrong_output_fails_despite_failing_reference(hil, tmp_path):
     node, values = helper.make_node("MatMul", ["a", "b"], ["y"]), [("a", BFLOAT16, [2, 3]), ("b", BFLOAT16, [3, 2])]
     save_model(tmp_path / "product.onnx", [node], values, [("y", BFLOAT16, [2, 2])])

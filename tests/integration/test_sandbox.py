@@ -190,6 +190,7 @@ def test_sandbox_flag_fails_without_namespaces(hil, doubling):
     assert "not sandboxed" not in json.dumps(hil(*words, "--no-sandbox", "--json").document)
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
 def test_sandboxed_program_can_be_profiled(hil, doubling, tmp_path, runtime):

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.commands import Ended
 from support.models import save_model
 from support.plugin_runs import Project
+from support.slow import slow_except
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.testing import ModelFile, compare_backends, ndarange
@@ -81,7 +82,7 @@ CASES = [f"{method}_seed{seed}" for method in ("add", "twice") for seed in range
 ENDS = dict.fromkeys(CASES, "PASS") | {"twice_seed1": "FAIL"}
 
 
-@pytest.mark.parametrize("form", ["hilb", "golden", "flagfile"])
+@pytest.mark.parametrize("form", slow_except(["hilb", "golden", "flagfile"], 0))
 def test_suite_runs_every_bundle_case_and_method(hil, simulator, bundled, tmp_path, form):
     source, prefix = bundled, "two"
     if form != "hilb":
@@ -96,6 +97,7 @@ def test_suite_runs_every_bundle_case_and_method(hil, simulator, bundled, tmp_pa
     assert ends(again) == {wrong["id"]: "FAIL"} and wrong["against"]
 
 
+@pytest.mark.slow
 def test_plugin_runs_every_bundle_case(bundled, tmp_path, environment):
     project = Project(tmp_path / "project", environment).set_up(bundled / "two.hilb")
     tested = project.test("--hil-flow=iree", "--runtime-hw-type=sim")
@@ -170,6 +172,7 @@ def test_mismatched_test_data_fails_only_affected_case(hil, zoo):
     assert ends(ended) == {"model_full_model": "PASS", **ZOO, **odd}
 
 
+@pytest.mark.slow
 def test_suite_reports_cases_without_matching_model(hil, zoo, tmp_path, environment):
     onnx.save(onnx.load(zoo / "model.onnx"), zoo / "second.onnx")
     (zoo / "model.onnx").rename(zoo / "first.onnx")
@@ -207,6 +210,7 @@ def traced(tmp_path: Path) -> Path:
     return result.folder
 
 
+@pytest.mark.slow
 def test_bundle_import_converts_trace_calls_to_cases(hil, traced, tmp_path):
     ended = hil("bundle", "import", traced, "--from", "flagfile", "-o", "traced.hilb")
     assert ended.code == 0 and "3 cases" in ended.out and "left out" not in ended.err
@@ -222,6 +226,7 @@ def test_trace_calls_without_flagfile_are_reported(hil, traced):
     assert len(ends(ended)) == 2 and "1 of 3 calls have no flag file" in ended.err
 
 
+@pytest.mark.slow
 def test_suite_runs_every_trace_call_as_case(hil, traced):
     of_trace = hil("suite", "run", traced, "--flow", "iree", "--json")
     assert list(ends(of_trace).values()) == ["PASS", "PASS", "FAIL"] and of_trace.code == 1, of_trace.err

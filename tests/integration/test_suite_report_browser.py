@@ -213,6 +213,7 @@ def test_content_policy_blocks_injected_script(page, tmp_path):
     page.requests.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 768, 390])
 @pytest.mark.parametrize("unfolded", [False, True])
 def test_report_fits_window_width(page, tmp_path, width, unfolded):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
+from support.slow import slow_except
 from support.suite_runs import suite_head
 from support.waiting import eventually
 
@@ -86,6 +87,7 @@ def test_runtime_replaces_runtime_of_flow(hil, simulator, models, tmp_path):
     assert wrong.code == 2 and "onnxruntime" in wrong.err
 
 
+@pytest.mark.slow
 def test_compile_flags_apply_to_all_cases(hil, simulator, models):
     run = ("suite", "run", models, "--board", simulator, "--json")
     assert hil(*run, "--compile-flag=--iree-opt-level=O1", "--out", "good").code == 0
@@ -103,6 +105,7 @@ def test_project_file_sets_compile_flags_of_one_model(hil, simulator, models, tm
     assert outcomes == {"net_full_model": "PASS", "other_full_model": "COMPILE_ERROR"}
 
 
+@pytest.mark.slow
 def test_suite_blames_overflowing_layer_of_shared_shape(hil, tmp_path):
     tensors = [numpy_helper.from_array(np.eye(4, dtype=np.float32) * size, name) for name, size in WEIGHTS.items()]
     nodes = [
@@ -175,6 +178,7 @@ def test_unreadable_model_gives_single_import_error(hil, simulator, models):
     assert outcomes == {"IMPORT_ERROR": 1, "PASS": 7}
 
 
+@pytest.mark.slow
 def test_unfailable_flow_tolerance_falls_back_to_default(hil, simulator, tmp_path):
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array(rng.normal(size=(16, 8)).astype(np.float32) * 0.2, "w")
@@ -202,12 +206,15 @@ def test_boards_share_cases(hil, start_agent, models):
 
 @pytest.mark.parametrize(
     ("first", "second", "word"),
-    [
-        (["corrupt"], ["corrupt"], "always wrong"),
-        (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
-        # The second board has a slow link, so the first board takes the case.
-        (["corrupt"], ["slow:rate=1e9,delay=0.5"], "one bad board"),
-    ],
+    slow_except(
+        [
+            (["corrupt"], ["corrupt"], "always wrong"),
+            (["corrupt:times=1"], ["corrupt:times=1"], "flaky"),
+            # The second board has a slow link, so the first board takes the case.
+            (["corrupt"], ["slow:rate=1e9,delay=0.5"], "one bad board"),
+        ],
+        2,
+    ),
 )
 def test_confirm_distinguishes_bad_case_from_bad_board(hil, start_agent, models, first, second, word):
     boards = [start_agent("--fault", *faults, module="hil.sim") for faults in (first, second)]
@@ -222,6 +229,7 @@ def test_confirm_distinguishes_bad_case_from_bad_board(hil, start_agent, models,
     assert word in hil("suite", "report", "out").out
 
 
+@pytest.mark.slow
 def test_suite_replaces_and_reports_dead_board(hil, start_agent, models):
     dying = start_agent("--fault", "kill-agent", module="hil.sim")
     sound = start_agent("--fault", "pace:seconds=1", module="hil.sim")  # so that the second board also gets a case
@@ -333,6 +341,7 @@ def test_resume_reruns_cases_with_changed_inputs(hil, simulator, models, tmp_pat
     assert sorted(found) == ["net_full_model", "other_full_model"] and "and 1 more will run again" in said
 
 
+@pytest.mark.slow
 def test_stored_command_resumes_run_with_all_options(hil, models, tmp_path):
     shutil.move(models, tmp_path / "my models")
     out = tmp_path / "an out"

@@ -159,6 +159,7 @@ def test_compare_backends_finds_wrong_board_and_saves_traces(place, module):
     assert [call["outcome"] for one in kept for call in one["calls"]] == ["PASS", "PASS", "PASS", "FAIL"]
 
 
+@pytest.mark.slow
 def test_trace_run_works_after_directory_move(hil, place, module):
     compare_backends(split, module, target_backends="iree_llvmcpu")
     (place / "hil-traces").rename(place / "elsewhere")
@@ -186,6 +187,7 @@ def test_trace_run_works_after_directory_move(hil, place, module):
     assert hil("trace", "show", place).code == 2
 
 
+@pytest.mark.slow
 def test_compile_for_builds_module_for_backend(place, module):
     with compile_for(module, "iree_vmvx", artifacts_dir="made") as compiled:
         x = np.arange(4, dtype=np.float32)
@@ -199,6 +201,7 @@ def test_compile_for_builds_module_for_backend(place, module):
         compile_for(module, "iree_cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iree_vmvx", "iree_vmla"])
 def test_names_of_iree_tests_compile_module(place, module, name):
     backend = BackendInfo(name)
@@ -225,6 +228,7 @@ def test_compare_backends_checks_onnx_model_with_onnxruntime():
     assert {path.name for path in (result.folder.parents[1]).iterdir()} >= {"compiled.vmfb", "traces"}
 
 
+@pytest.mark.slow
 def test_trace_call_reruns_with_iree_tools_and_hil(hil, module, simulator):
     [result] = compare_backends(split, module)
     for file in (result.folder / "flagfile", result.folder / "flagfile_call_1"):
@@ -300,6 +304,7 @@ def test_trace_rejects_unknown_backend_before_running(python, words):
     assert "did you mean 'iree_llvmcpu'" in said
 
 
+@pytest.mark.slow
 def test_project_option_takes_precedence_over_plugin_option(python, place):
     option = "'--target_backends', nargs='*', default=['ours']"
     (place / "conftest.py").write_text(f"def pytest_addoption(parser):\n    parser.addoption({option})\n")
@@ -348,6 +353,7 @@ def test_compare_backends_rejects_untraceable_functions(module):
         compare_backends(lambda module: None, module)
 
 
+@pytest.mark.slow
 def test_module_with_mutable_globals_reports_uncompared_state(hil, place):
     (place / "count.mlir").write_text("""
 util.global private mutable @count = dense<1.0> : tensor<4xf32>

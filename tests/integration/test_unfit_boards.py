@@ -15,6 +15,7 @@ from support.accidents import model_with_output
 from support.agents import stop_process
 from support.memory_groups import join_group, memory_group, memory_used
 from support.models import DIGITS
+from support.slow import slow_except
 
 from hil.core.files import digest_file
 from hil.errors import BoardUnfit
@@ -110,7 +111,9 @@ def test_agent_without_writable_shared_memory_runs_programs(start, hil):
 
 @pytest.mark.parametrize(
     ("others_mib", "outcome", "code", "text"),
-    [(400, "BOARD_UNFIT", 4, "other processes use the board's"), (1, "RUN_CRASH", 3, "the program used")],
+    slow_except(
+        [(400, "BOARD_UNFIT", 4, "other processes use the board's"), (1, "RUN_CRASH", 3, "the program used")], 0
+    ),
 )
 def test_out_of_memory_blames_the_program_or_the_board(start, hil, tmp_path, others_mib, outcome, code, text):
     with memory_group(600) as group, memory_used(group, others_mib):

@@ -67,6 +67,7 @@ def test_program_lost_by_cut_upload_gives_board_lost(artifact, add_programs):
                 program.run({"a": np.ones(4096, np.float32), "b": np.ones(4096, np.float32)})
 
 
+@pytest.mark.slow
 def test_slow_link_delays_upload(artifact):
     with board("slow:rate=10e6,delay=0.01") as connected:
         import time

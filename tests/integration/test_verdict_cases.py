@@ -33,7 +33,14 @@ def marks_for(cases: Iterable[VerdictCase]) -> list[Any]:
 
 def named(workload: str) -> list[Any]:
     chosen = [case for case in CASES if workload in case.workloads]
-    return [pytest.param(case, id=case.name, marks=[] if workload == "run" else marks_for([case])) for case in chosen]
+    # Suites run the examples, too. Of the other cases, every sixth runs on every change.
+    daily = {
+        "run": [*chosen[::6], *(case for case in EXAMPLES if "suite" not in case.workloads)],
+        "bundle": [case for case in chosen if case in EXAMPLES][::4],
+    }
+    return [
+        pytest.param(case, id=case.name, marks=[] if case in daily[workload] else [pytest.mark.slow]) for case in chosen
+    ]
 
 
 def grouped(workload: str) -> list[Any]:

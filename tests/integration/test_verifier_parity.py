@@ -36,6 +36,7 @@ def test_both_readers_read_an_unusual_bundle(asked: Verdicts, name: str) -> None
     assert (asked.of_reader(data), asked.of_verifier(data)) == ("", "")
 
 
+@pytest.mark.slow
 def test_both_readers_agree_on_mutated_bundles(asked: Verdicts) -> None:
     seed = int(time.time())
     rng, seeds = Random(seed), FUZZER.seeds()

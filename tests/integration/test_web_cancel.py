@@ -96,6 +96,7 @@ def test_busy_client_leaves_threads_for_other_clients(root: Path, monkeypatch: p
                 peer.recv(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_busy_server(root: Path, tmp_path: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "hil", "web", "--runs", str(root), "--port", "0"]

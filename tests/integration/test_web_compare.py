@@ -64,6 +64,7 @@ def test_compare_page_shows_difference_of_marked_sessions(address, runs, page):
     assert page.texts("table.broke tbody td:nth-child(3)") == [before]
 
 
+@pytest.mark.slow
 def test_compare_page_shows_time_ratio_of_session_sets(address, runs, page):
     named = [("a", range(4, SLOW)), ("b", range(SLOW, NIGHTS))]
     sides = "&".join(f"{side}=night-{night:02d}" for side, nights in named for night in nights)

@@ -254,6 +254,7 @@ def test_viewer_cannot_change_farm(farm: RunningFarm, address: str, held: subpro
     farm.hil("farm", "cancel", job)
 
 
+@pytest.mark.slow
 def test_boards_page_recovers_when_farm_restarts(farm: RunningFarm, address: str, page: Page) -> None:
     go(page, address, "/boards")
     [name] = farm.boards()

@@ -97,6 +97,7 @@ def test_session_list_filters_while_typing_and_from_url(page, address):
     assert page.texts(f"{ROWS} td:nth-last-child(2)") == ["main c0ffee"]
 
 
+@pytest.mark.slow
 def test_keys_focus_search_and_select_rows(page, address):
     page.open(address)
     page.press("/")
@@ -186,6 +187,7 @@ def test_page_reports_missing_session_and_server(page, tmp_path):
         page.wait(f"{told} === ''")
 
 
+@pytest.mark.slow
 def test_bisection_page_shows_bisection_columns(page, address):
     page.open(f"{address}/session?id=found")
     assert page.texts(f"{ROWS} td")[1:5] == ["conv", "Conv", "FAIL", "0.5"]

@@ -153,6 +153,7 @@ def test_saved_page_serves_embedded_data_only(address, page, tmp_path):
     assert "open it in hil web" in page.run("hil.data('/api/z').catch(error => error.message)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_saved_page_fits_narrow_window(address, tmp_path, dark):
     with Page(str(BROWSER), width=390, dark=dark) as narrow:

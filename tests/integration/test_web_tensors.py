@@ -93,6 +93,7 @@ def cell_of(place: int, total: int) -> int:
     return next(cell for cell in range(cells) if total * cell // cells <= place < total * (cell + 1) // cells)
 
 
+@pytest.mark.slow
 def test_tensor_page_shows_single_wrong_element_of_100_mb(large: Path, page: Page, capsys: Any) -> None:
     with serving(large) as address:
         start = time.monotonic()
@@ -200,6 +201,7 @@ def test_keys_read_values_and_zoom(small: Path, page: Page) -> None:
         assert page.troubles == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_tensor_page_fits_window(small: Path, width: int, dark: bool) -> None:
     assert BROWSER is not None

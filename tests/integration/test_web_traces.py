@@ -70,6 +70,7 @@ def told(page: Page, address: str) -> list[Any]:
     return [one for one in page.troubles if not any(text in one for text in own_tries)]
 
 
+@pytest.mark.slow
 def test_trace_page_shows_timeline_and_operation_table(root, address):
     folder = root / "profiles" / "monday"
     with Page(str(BROWSER)) as page:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.agents import Program
 from support.over_grpc import metadata_of, stub_of
+from support.slow import slow_except
 from support.waiting import eventually
 
 from hil import errors
@@ -49,7 +50,7 @@ def passes(client, add: Program) -> bool:
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGKILL", "SIGABRT", "SIGBUS"])
-@pytest.mark.parametrize("at", ["run", "load"])
+@pytest.mark.parametrize("at", slow_except(["run", "load"], 1))
 def test_worker_killed_by_signal_reports_and_next_run_passes(start_agent, open_client, add_programs, name, at):
     client = open_client(start_agent("--fault", f"crash:signal={name},at={at},times=1", module="hil.sim"))
     with pytest.raises(errors.RunCrashed, match=f"killed by {name} during {at}") as caught:

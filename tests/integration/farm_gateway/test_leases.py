@@ -138,6 +138,7 @@ def test_silent_holder_loses_board(farm_db: str, tmp_path: Path) -> None:
         board.leave()
 
 
+@pytest.mark.slow
 def test_beating_holder_waits_longer_than_holder_timeout(farm_db: str, tmp_path: Path) -> None:
     settings = FarmSettings(holder_s=8.0, beat_s=0.2)
     with (

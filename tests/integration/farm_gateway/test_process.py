@@ -112,6 +112,7 @@ def test_gateway_restarts_after_kill(farm_db: str, tmp_path: Path) -> None:
     farm.close()
 
 
+@pytest.mark.slow
 def test_frozen_gateway_preserves_leases_after_resume(farm_db: str, tmp_path: Path) -> None:
     (tmp_path / "farm.toml").write_text("[terms]\nlease_s = 6\nowner_s = 6\nbeat_s = 0.2\n")
     token = token_of(farm_db, "anna")
@@ -150,6 +151,7 @@ def test_gateway_command_rejects_invalid_settings(
     assert ended.code in (2, 4) and told in ended.err and "Traceback" not in ended.err, ended.err
 
 
+@pytest.mark.slow
 def test_gateway_survives_database_restart(tmp_path: Path) -> None:
     settings = FarmSettings(lease_s=6.0, owner_s=6.0, beat_s=0.2)
     with contextlib.ExitStack() as stack:
@@ -262,6 +264,7 @@ def test_admin_commands_drain_resume_audit_and_clean(farm_hil: Hil, client: Clie
     assert "Farm.Do forget rpi" in farm_hil("farm", "audit", "--limit", "50").out
 
 
+@pytest.mark.slow
 def test_clients_detect_frozen_gateway(farm_db: str, tmp_path: Path) -> None:
     token = token_of(farm_db, "anna")
     with gateway_process(farm_db, tmp_path) as (process, said):
@@ -323,6 +326,7 @@ def test_silent_connections_do_not_block_clients(farm_db: str, tmp_path: Path) -
         eventually(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200)
 
 
+@pytest.mark.slow
 def test_long_job_titles_stay_within_memory_limit(farm_db: str, tmp_path: Path) -> None:
     def most() -> int:
         status = Path(f"/proc/{process.pid}/status").read_text()

@@ -237,6 +237,7 @@ def _greeting(channel: paramiko.Channel, _: bytes) -> None:
         channel.sendall(b"Welcome! " * 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("say", [_begun(b"1" * 1000, endless=True), _greeting], ids=["content", "greeting"])
 def test_file_transfer_rejects_excess_output(server: Server, tmp_path: Path, say: TextSink) -> None:
     server.say = say

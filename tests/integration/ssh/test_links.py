@@ -85,6 +85,7 @@ def test_permanently_cut_link_fails_every_pending_call(far_shell: Shell, relay: 
     assert not (tmp_path / "there").exists() and not list(tmp_path.glob("back*"))
 
 
+@pytest.mark.slow
 def test_link_survives_five_second_cut(far_shell: Shell, relay: Relay, tmp_path: Path) -> None:
     tunnel = open_tunnel(far_shell, str(tmp_path / "far.sock"))
     threads, ended = in_background(lambda: far_shell.run(["sh", "-c", "sleep 1; echo done"], timeout=60))

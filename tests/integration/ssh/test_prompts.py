@@ -14,6 +14,7 @@ import paramiko
 import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
+from support.slow import slow_except
 from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
 from support.terminals import CTRL_C, CTRL_D, Terminal, terminal
 
@@ -240,7 +241,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("name", ["run", "suite", "bench", "bisect", "board"])
+@pytest.mark.parametrize("name", slow_except(["run", "suite", "bench", "bisect", "board"], 0, 1))
 def test_prompt_stays_visible_and_ctrl_c_exits_immediately(
     sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None, name: str
 ) -> None:
@@ -290,6 +291,7 @@ def test_non_interactive_login_fails_with_hint(
     assert set(tmp_path.iterdir()) <= before
 
 
+@pytest.mark.slow
 def test_pytest_plugin_shows_prompt_despite_capture(
     sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None
 ) -> None:

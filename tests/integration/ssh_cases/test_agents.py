@@ -119,6 +119,7 @@ def test_locked_agent_does_not_block_identity(user: User, agent: Path, sshd: Ssh
     user.both(ssh=("-i", identity), hil=("--identity", identity)).assert_logged_in()
 
 
+@pytest.mark.slow
 def test_client_reports_silent_agent_in_time(keyed: User, at_agent: Callable[..., Path]) -> None:
     """Plain ssh waits forever. hil does not."""
     at_agent(lambda request: None)

@@ -43,6 +43,7 @@ def run_model(user: User, server: Sshd, shared_cache: Path) -> Ended:
     return user.run(*command, timeout=240)
 
 
+@pytest.mark.slow
 def test_run_passes_with_single_session_limit(user: User, start_sshd: Callable[..., Sshd], shared_cache: Path) -> None:
     ended = run_model(user, start_sshd("MaxSessions 1"), shared_cache)
     assert ended.code == 0, str(ended)

@@ -74,6 +74,7 @@ def test_connection_works_under_pytest(keyed: User, sshd: Sshd) -> None:
     assert "1 passed" in ended.out, str(ended)
 
 
+@pytest.mark.slow
 def test_board_check_leaves_root_directory_unchanged(user: User, start_sshd: Callable[..., Sshd]) -> None:
     """A script passed to tcsh as an argument runs with an empty $1, which created /programs and /runs."""
     server = start_sshd(shell=login_shell("tcsh"))

@@ -117,6 +117,7 @@ def test_link_to_missing_file_is_rejected(tmp_path: Path, monkeypatch: pytest.Mo
         build_site.copy_pages(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_site_builds_without_warnings(tmp_path: Path):

@@ -165,6 +165,7 @@ def test_client_switches_to_next_gateway(gateway):
         assert farm.ask("boards")[0].name == "second"
 
 
+@pytest.mark.slow
 def test_client_survives_keyboard_interrupt_during_call(gateway):
     server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([])))
     with client(server.address) as farm:

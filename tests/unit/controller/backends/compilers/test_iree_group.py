@@ -338,6 +338,7 @@ def test_ctrl_c_stops_group_compilers(
 # --- the cache ---
 
 
+@pytest.mark.slow
 def test_recompute_rebuilds_group_once(save_onnx: Save, settings: dict[str, Any]) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(3)], settings)
     first = [alone(model, settings) for model in models]

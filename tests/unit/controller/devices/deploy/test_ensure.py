@@ -86,6 +86,7 @@ def test_ensure_agent_deploys_once_and_cleans_up(shell: Any):
     assert is_gone(state.pid)
 
 
+@pytest.mark.slow
 def test_ensure_agent_accumulates_runtimes(shell: Any):
     settings: dict[str, Any] = {"folder": "", "board": "here", "say": print}
     ensure.ensure_agent(shell, AgentRecipe.of(("vendors",)), **settings)
@@ -135,6 +136,7 @@ def test_deploy_waits_for_agent_in_use(shell: Any, small: Small):
     assert any("in use" in text for text in said)
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_deploy_and_clean_leave_busy_agent_running(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ensure._WAIT_S, "busy", 0.0)
