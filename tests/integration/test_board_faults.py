@@ -37,7 +37,7 @@ pytestmark = pytest.mark.board
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 # Iterations take about 0.3 ms, so that the run lasts some seconds and faults occur during the run.
 LONG_ITERATIONS = 200_000
-LONG = ("--iterations", str(LONG_ITERATIONS))
+LONG = ("--iterations", str(LONG_ITERATIONS), "--timeout", "300")
 CUT_S = 5
 
 
