@@ -72,7 +72,7 @@ GAPS = (
         ("suite run", PYTEST),
         "This option applies to one model. A suite reads `NAME.generate.toml` next to each model (docs/suites.md).",
     ),
-    Gap(("--generate",), _STORED, "The file contains inputs for single calls, without prompts."),
+    Gap(("--generate",), _STORED, "The file contains single calls: `hil bundle create --generate` makes a case of each."),
     Gap(
         ("--generate",),
         ("bench",),

@@ -257,3 +257,24 @@ def test_bisect_of_right_prompts_uses_last_call(hil, tmp_path):
     assert found.document["notes"] == [
         "all prompts passed; the bisected call is the last one of prompt one, position 18"
     ]
+
+
+def test_bundle_has_case_of_each_call(hil, tmp_path):
+    spec = tmp_path / "generate.toml"
+    spec.write_text(f'steps = 1\nchunk = 2\n[[prompt]]\nname = "one"\ntokens = {PROMPT[:3]}\n')
+    where = ("--runtime-hw-type", "sim", *ORT)
+    assert hil("bundle", "create", MODEL, "--generate", spec, *where, "-o", "calls.hilb").code == 0
+    cases = hil("bundle", "run", "calls.hilb", "--json").document["cases"]
+    calls = ["one-prompt-0", "one-prompt-2", "one-step-1"]
+    assert [(case["name"].removeprefix("decoder-"), case["outcome"]) for case in cases] == [
+        (name, "PASS") for name in calls
+    ]
+    failing = hil("bundle", "run", "calls.hilb", "--case", "one-step-1", "--fault", "corrupt:output=present.2.value")
+    assert failing.code == 1 and "decoder-one-step-1" in failing.out
+
+
+def test_bundle_refuses_reference_of_specification(hil, tmp_path):
+    spec = tmp_path / "generate.toml"
+    spec.write_text(f'reference = "{MODEL}"\n[[prompt]]\ntokens = {PROMPT}\n')
+    ended = hil("bundle", "create", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT)
+    assert ended.code == 2 and "a bundle does not support `reference`" in ended.err

@@ -71,6 +71,7 @@ def bundle() -> None:
 )
 @run_option("inputs")
 @run_option("expected", help="Expected output of --input.")
+@run_option("generate", type=FILE, help="Also make a case of each call of a decoder: a TOML file with prompts.")
 @click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Number of random cases per method.")
 @run_options("seed", "input_range")
 @run_option("references", help="Reference that computes the expected outputs (default: by format).")
@@ -88,7 +89,7 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
     """Compile MODEL for a board and bundle it with test cases.
 
     Checks each case against the model's signature. A CPU reference computes missing outputs, and the bundle records
-    the name of the reference. Without --case, --input or --cases, creates one random case.
+    the name of the reference. Without --case, --input, --generate or --cases, creates one random case.
     """
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.storage.run_context import open_context

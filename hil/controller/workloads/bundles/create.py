@@ -18,15 +18,18 @@ from hil.controller.backends.references import (
     run_reference_with_fallback,
 )
 from hil.controller.backends.references.control import measure_control
+from hil.controller.backends.references.generation import run_generation
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import ProgramHandle
+from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.dimensions import check_known, own_sizes
 from hil.controller.models.sizing.sizes import sized_name, sweep
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.decoder_calls import list_calls, make_call_inputs
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_S, Options
@@ -219,6 +222,10 @@ class _Cases:
             outputs, source = (dict(expected.outputs), expected.source) if expected else ({}, "")
             found.append(MethodTestCase(inputs, outputs, name="given", source=source))
         found += [read_case(path, signature) for name, path in self.files if name in (method, "")]
+        if options.generate is not None:
+            if not only:
+                raise UsageError("--generate requires a single method", hint="select one with --function")
+            found += self._read_calls(signature, model, options.generate)
         if random is None:
             # Without a reference for this model, other methods' cases must suffice.
             random = int(not found and not (self.files and not default_references(model)))
@@ -228,6 +235,32 @@ class _Cases:
                 found.append(MethodTestCase(inputs, {}, name=sized_name(f"seed{seed}", sizes)))
         for case in found:
             yield self._complete(method, case, signature, model)
+
+    def _read_calls(self, signature: Signature, model: Model, generate: Path) -> Iterator[MethodTestCase]:
+        """Yield a case for each call of a decoder with the prompts of a specification."""
+        spec = read_spec(generate)
+        if spec.reference:
+            raise UsageError(
+                f"{generate}: a bundle does not support `reference`",
+                hint="remove it; the expected outputs are those of the model",
+                option="--generate",
+            )
+        runner, folder = Runner(self.context, lasting=False), self.log.parent
+        # The other options of references and tolerances apply to the calls.
+        options = replace(self.request.options, references=(), rtol=None, atol=None, accept=(), expected={})
+        for prompt in spec.cases:
+            self.say(f"generating tokens of {prompt.name}")
+            options = replace(options, prompt=prompt.name)
+            case = runner.begin(self.request.model, options, folder, name=prompt.name)
+            if case.error is not None:
+                raise case.error
+            assert case.decoder is not None and case.inputs is not None
+            settings = reference_settings(options, self.context, self.log)
+            case = replace(case, result=run_generation(model, case.inputs, case.decoder.plan, **settings))
+            for call in list_calls(case):
+                inputs = make_call_inputs(case, call, self.context, self.log)
+                named = dict(zip((spec.name for spec in signature.inputs), inputs.values(), strict=True))
+                yield MethodTestCase(named, {}, name=f"{prompt.name}-{call.name}")
 
     def _inputs(
         self, signature: Signature, model: Model, given: Any, seed: int, sizes: Mapping[str, int] | None = None

@@ -1,0 +1,84 @@
+"""Single calls of a generation: their inputs, with the cache that the reference computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hil.controller.backends.references.generation import EXACT, run_generation
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.generation import with_all_tokens, with_one_prompt
+from hil.controller.pipeline.tools import reference_settings
+from hil.controller.storage.run_context import RunContext
+from hil.core.steps import (
+    PROMPT,
+    TOKENS,
+    StepRule,
+    TokenPlaces,
+    make_empty_cache,
+    make_rule_inputs,
+)
+from hil.core.tensors import Array, dtype_of
+
+
+@dataclass(frozen=True)
+class DecoderCall:
+    """A call of a decoder: the positions of its first token, and after its last one. ``step`` is 0 in a prompt."""
+
+    begin: int
+    end: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """``step-3``, or ``prompt-0`` with the first position."""
+        return f"step-{self.step}" if self.step else f"prompt-{self.begin}"
+
+
+def list_calls(case: Case) -> Iterator[DecoderCall]:
+    """Yield the calls of a case with --generate and a result, in order."""
+    decoder, model = case.decoder, case.model
+    assert decoder is not None and model is not None and model.inputs is not None
+    assert case.inputs is not None and case.result is not None
+    places = TokenPlaces.of_turns(case.inputs[PROMPT], case.result.outputs[TOKENS])
+    tokens = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
+    size = 1 if model.inputs[tokens].shape[-1:] == (1,) else decoder.plan.chunk
+    position, count = 0, places.chosen[-1] + 1
+    while position < count:
+        step = places.step_of(position)
+        end = position + 1 if step else next((one for one in places.steps if one > position), count)
+        end = min(end, position + size) if size else end
+        yield DecoderCall(position, end, step)
+        position = end
+
+
+def make_call_inputs(case: Case, call: DecoderCall, context: RunContext, log: Path) -> dict[str, Array]:
+    """Return the model's inputs in a call of a case with a result.
+
+    Raises:
+        ReferenceFailed, StageTimeout: The reference cannot compute the cache.
+    """
+    decoder, model, reference = case.decoder, case.model, case.reference_decoder
+    assert decoder is not None and reference is not None and model is not None and model.inputs is not None
+    inputs = with_one_prompt(with_all_tokens(case))
+    tokens = inputs[PROMPT]
+    made = make_rule_inputs(model.inputs, decoder.plan, tokens[call.begin : call.end].tolist(), call.begin)
+    if call.begin:
+        # The reference is another model if it stores the cache in the same form.
+        is_alike = reference.decoder.cache == decoder.cache
+        used = reference if is_alike else replace(reference, model=model, decoder=decoder)
+        plan = replace(used.decoder.plan, steps=0, stop=())
+        settings = reference_settings(case.options, context, log)
+        before = {**inputs, PROMPT: tokens[: call.begin]}
+        outputs = run_generation(used.model, before, plan, EXACT, **settings).outputs
+        cache = [outputs[one.output] for one in used.decoder.cache]
+    else:
+        cache = list(make_empty_cache(model.inputs, decoder.plan).values())
+    for (place, _), content in zip(decoder.plan.feedback, cache, strict=True):
+        made[place] = content.astype(dtype_of(model.inputs[place].dtype))
+    constant = {name: np.asarray(inputs[name]) for name in decoder.inputs}
+    named = {**{model.inputs[place].name: array for place, array in made.items()}, **constant}
+    return {spec.name: named[spec.name] for spec in model.inputs}
