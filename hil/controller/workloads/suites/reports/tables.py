@@ -117,7 +117,7 @@ COMPILER_COLUMNS: tuple[CaseColumn, ...] = (
 
 # Columns of prompts. They are included only if the run contains any.
 GENERATION_COLUMNS: tuple[CaseColumn, ...] = (
-    _make_generation_column("prompt_tokens", lambda found: len(found.prompt_tokens)),
+    _make_generation_column("prompt_tokens", lambda found: sum(token >= 0 for token in found.prompt_tokens)),
     _make_generation_column("steps", lambda found: found.steps),
     _make_generation_column("first_divergent", lambda found: found.first_divergent),
     _make_generation_column("worst_kl", _find_worst_kl, title="Worst KL", unit="number"),
