@@ -225,9 +225,14 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
         for turn, count in zip(picked, steps, strict=False)
     )
     places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
-    is_ordered = positions == sorted(set(positions)) and {*places.chosen, *places.steps} <= {*positions}
-    is_inside = is_ordered and positions[0] >= 0 and positions[-1] == places.chosen[-1]
-    if not is_whole or not is_inside or len(outputs[LOGITS]) != len(positions):
+    is_ordered = (
+        is_whole
+        and positions == sorted(set(positions))
+        and {*places.chosen, *places.steps} <= {*positions}
+        and positions[0] >= 0
+        and positions[-1] == places.chosen[-1]
+    )
+    if not is_ordered or len(outputs[LOGITS]) != len(positions):
         raise errors.ProtocolBroken(
             f"the board returned {len(outputs[LOGITS])} rows of logits at {len(positions)} positions, "
             f"and {len(tokens)} tokens, for a prompt of {inputs[PROMPT].size} tokens and {sum(steps)} steps"
