@@ -1,4 +1,4 @@
-"""Rewrite ONNX models: inline local functions, and convert operators to a newer opset.
+"""Rewrite ONNX models: inline local functions, convert operators to a newer opset, and expand those of ONNX Runtime.
 
 Each rewrite is checked against the original on a case's inputs: see :mod:`hil.controller.models.rewrite_check`.
 """
@@ -15,12 +15,14 @@ from hil.controller.models.importers.onnx_nodes import (
     nodes_and_functions,
     nodes_of,
 )
+from hil.controller.models.onnx_contrib import expand_contrib, find_contrib
 from hil.controller.storage.screen.texts import first_line, unique_name
 from hil.formats.onnx_functions import inline_functions
 
 # Oldest opset that the lowerings of IREE's importer support.
 OPSET = 17
 INLINER = "onnx.inliner"
+_EXPANSION = "expansion of "
 # Since this opset, these operators normalize a single axis; before, all axes from the given axis on, flattened.
 _FLATTENING_UNTIL = 13
 _OLD_RESIZE = 10
@@ -32,6 +34,8 @@ def needed_rewrites(model: Any) -> list[str]:
     version = opset_of(model)
     if version and version < OPSET and _changed_operators(model, version):
         names.append(_converter(version))
+    if operators := find_contrib(model):
+        names.append(_EXPANSION + ", ".join(operators))
     return names
 
 
@@ -46,17 +50,23 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
     # Name nodes before the converter adds some, so that numbers match other places.
     name_nodes(model)
     version = opset_of(model)
-    if not version or version >= OPSET:
-        return
-    if not _changed_operators(model, version):
-        next(item for item in model.opset_import if item.domain in ("", "ai.onnx")).version = OPSET
-        return
+    if version and version < OPSET:
+        if not _changed_operators(model, version):
+            next(item for item in model.opset_import if item.domain in ("", "ai.onnx")).version = OPSET
+        elif (converted := _try_convert(model, version)) is not None:
+            model = converted
+            yield _converter(version), model
+    if operators := find_contrib(model):
+        yield _EXPANSION + ", ".join(operators), expand_contrib(model, opset_of(model))
+
+
+def _try_convert(model: Any, version: int) -> Any:
+    """Return the model in the newer opset, or None if onnx cannot convert it: the importer may still accept it."""
     try:
-        converted = convert_opset(model, OPSET)
-    except Exception as error:  # the importer may still accept the unconverted model
+        return convert_opset(model, OPSET)
+    except Exception as error:
         print(f"note: cannot convert opset {version}: {first_line(error)}", flush=True)
-        return
-    yield _converter(version), converted
+        return None
 
 
 def rewritten(model: Any) -> Any:

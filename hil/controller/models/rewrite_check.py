@@ -10,6 +10,7 @@ import numpy as np
 
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
+from hil.controller.models.onnx_contrib import remove_accuracy_levels
 from hil.controller.models.onnx_rewrites import INLINER, rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import naming_errors
@@ -83,9 +84,11 @@ def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence
     from hil.controller.models.onnx_model import load_model
 
     file, given = Path(path), load_tensors(Path(inputs))
-    if (before := run_plainly(path, file.parent, given)) is None:
+    original = load_model(file, dims)
+    remove_accuracy_levels(original)
+    if (before := run_plainly(original.SerializeToString(), file.parent, given)) is None:
         return ""
-    for name, model in rewrites(load_model(file, dims)):
+    for name, model in rewrites(original):
         if name not in names:
             break
         if (after := run_plainly(model.SerializeToString(), file.parent, given)) is None:

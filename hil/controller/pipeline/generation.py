@@ -30,6 +30,7 @@ from hil.controller.models.generation.roles import Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.pipeline.case import Case, ReferenceDecoder
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -54,6 +55,7 @@ from hil.core.steps import (
     StepsPlan,
     TokenPlaces,
     join_turns,
+    make_rule_inputs,
     split_turns,
     stepped_outputs,
 )
@@ -61,6 +63,8 @@ from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
 
 # The run before the timed one. Another prompt runs between them.
 _LEAST_WARMUP = 1
+# Number of positions in the cache when a rewrite is checked.
+_PAST = 3
 # Maximum number of outputs that a message names.
 _SHOWN = 2
 _FLOATS = "fV"  # NumPy's kinds; V is bfloat16
@@ -313,8 +317,28 @@ def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
     reference = _run_on_host(case, tools, EXACT, "reference.log", with_all_tokens(case))
+    model, artifact = case.model, case.artifact
+    if model is not None and artifact is not None and is_rewritten(model, [artifact.compiler]):
+        settings = reference_settings(case.options, tools.context, case.folder / "logs" / "reference.log")
+        check_rewrites(model, _make_call(case), **settings)
     yield (case := replace(case, references=(reference,)).timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
+
+
+def _make_call(case: Case) -> dict[str, Array]:
+    """Return inputs of the model for a call after others: the prompt, with random entries in the cache."""
+    model, decoder, inputs = case.model, case.decoder, case.inputs
+    assert model is not None and model.inputs is not None and decoder is not None and inputs is not None
+    plan, specs, prompt = decoder.plan, model.inputs, split_turns(inputs[PROMPT])[0]
+    tokens = specs[next(place for place, rule in plan.rules if rule is StepRule.TOKENS)]
+    count = 1 if tokens.shape and tokens.shape[-1] == 1 else len(prompt)
+    past = 0 if plan.bound else _PAST
+    random = np.random.default_rng(0)
+    call = {specs[place].name: made for place, made in make_rule_inputs(specs, plan, prompt[:count], past).items()}
+    for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True):
+        values = random.standard_normal([size or past for size in shape])
+        call[specs[place].name] = values.astype(dtype_of(specs[place].dtype))
+    return {**{name: inputs[name] for name in decoder.inputs}, **call}
 
 
 def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, RunResult | None]:

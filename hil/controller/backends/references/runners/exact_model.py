@@ -10,10 +10,11 @@ ONNX Runtime trades accuracy for speed in two ways that no session option disabl
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.onnx_contrib import ACCURACY, remove_accuracy_levels
 from hil.core.files import open_file
 
 # Operator -> input positions of the second factor and of that factor's zero point.
@@ -25,8 +26,7 @@ _PRODUCTS: Mapping[str, tuple[int, int]] = {
     "MatMulIntegerToFloat": (1, 5),
     "DynamicQuantizeMatMul": (1, 3),
 }
-_ACCURACY = "accuracy_level"
-_TEXTS = tuple(text.encode() for text in (_ACCURACY, *_PRODUCTS))
+_TEXTS = tuple(text.encode() for text in (ACCURACY, *_PRODUCTS))
 _SHIFT, _INT8, _UINT8, _INT32 = 128, 3, 2, 6  # the last three are TensorProto.DataType values
 
 
@@ -41,20 +41,8 @@ def needs_rewriting(path: Path) -> bool:
 
 def make_exact(model: Any) -> None:
     """Rewrite a ModelProto in place: remove accuracy levels and products that saturate."""
-    for graph in (model.graph, *model.functions):
-        for node in _nodes(graph):
-            for attribute in [one for one in node.attribute if one.name == _ACCURACY]:
-                node.attribute.remove(attribute)
+    remove_accuracy_levels(model)
     _shift_products(model.graph, _types(model))
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Yield all nodes of a graph or function, including subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _nodes(inner)
 
 
 def _types(model: Any) -> dict[str, int]:
