@@ -59,12 +59,14 @@ class CacheRows:
 
     Attributes:
         rows: Array [positions, values].
+        first: Position of the first row. A recurrent state has a single row, at the last position.
     """
 
     name: str
     layer: int
     is_key: bool
     rows: Array
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
         if other is not None and row.tobytes() != other.tobytes():
             return _fault(first, FaultKind.STALE, int(position), tensor="logits")
     for own, others in zip(first.cache, again.cache, strict=True):
-        for position, (entry, other) in enumerate(zip(own.rows, others.rows, strict=False)):
+        for position, (entry, other) in enumerate(zip(own.rows, others.rows, strict=False), own.first):
             if entry.tobytes() != other.tobytes():
                 return _fault(first, FaultKind.STALE, position, tensor=own.name)
     return None
@@ -341,7 +343,7 @@ def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
     found = [(int(board.positions[row]), math.inf, "logits") for row in np.flatnonzero(~finite)[:1]]
     for one in board.cache:
         bad = np.flatnonzero(~np.isfinite(np.asarray(one.rows, np.float64)).all(-1))
-        found += [(int(row), one.layer, one.name) for row in bad[:1]]
+        found += [(one.first + int(row), one.layer, one.name) for row in bad[:1]]
     if not found:
         return None
     position, layer, tensor = min(found)
@@ -404,7 +406,7 @@ def _compare_cache(
         limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
         wrong = ~(np.abs(actual - expected).max(-1, initial=0.0) <= limit)
         key = (one.layer, one.is_key)
-        rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, np.flatnonzero(wrong))}))
+        rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, one.first + np.flatnonzero(wrong))}))
         names.setdefault(key, one.name)
     return _BadCache(rows, names)
 
@@ -430,7 +432,9 @@ def _find_cause(
     layers = bad.at(first)
     layer, is_key = layers[0]
     tensor = bad.names[layers[0]]
-    if layer == 0 and first == 0:  # the layer is inexact from the start, for example in another arithmetic
+    is_state = any(one.name == tensor and one.first for one in board.cache)
+    # From position 0, the layer is inexact from the start, for example in another arithmetic.
+    if layer == 0 and (first == 0 or is_state):
         return _fault(board, FaultKind.LAYER, first, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
         only_keys = all(own_key for own_layer, own_key in layers if own_layer == 0)
@@ -477,16 +481,19 @@ def _describe_cache(board: Generated, reference: Generated, bad: _BadCache) -> s
 
 def _join(cache: Sequence[CacheRows]) -> Array:
     """Return all entries of each position, scaled to the same size per tensor."""
+    cache = [one for one in cache if not one.first]
+    if not cache:
+        return np.empty((0, 0))
     count = min(len(one.rows) for one in cache)
     rows = [np.asarray(one.rows[:count], np.float64) for one in cache]
     return np.concatenate([one / max(float(np.abs(one).max(initial=0.0)), 1e-30) for one in rows], -1)
 
 
 def _is_permuted(actual: Array, expected: Array) -> bool:
-    if actual.shape != expected.shape or len(actual) > _MAX_ORDERED:
+    if actual.shape != expected.shape or not 0 < len(actual) <= _MAX_ORDERED:
         return False
     near = np.array([np.abs(expected - row).max(-1).argmin() for row in actual])
-    is_whole = len(set(near.tolist())) == len(actual)
+    is_whole = len(set(near.tolist())) == len(actual) and (near != np.arange(len(near))).any()
     return bool(is_whole and np.abs(actual - expected[near]).max(initial=0.0) <= _SAME_ENTRY)
 
 

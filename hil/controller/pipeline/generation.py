@@ -26,7 +26,7 @@ from hil.compare.generation import (
 from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
-from hil.controller.models.generation.roles import Decoder, detect_roles
+from hil.controller.models.generation.roles import CacheTensor, Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -149,7 +149,7 @@ def _make_reference(other: Model, spec: GenerateSpec, options: Options, context:
         other = import_model(other.path, dims=dims, isolated=context.isolated, cache=context.cache)
     names = {one.name for one in (*(other.inputs or ()), *(other.outputs or ()))}
     given = msgspec.structs.asdict(spec.roles)
-    kept: dict[str, Any] = {role: name if name in names else "" for role, name in given.items() if role != "cache"}
+    kept: dict[str, Any] = {role: name for role, name in given.items() if isinstance(name, str) and name in names}
     kept["cache"] = {own: new for own, new in spec.roles.cache.items() if {own, new} <= names}
     detected = msgspec.structs.replace(spec, roles=Roles(**kept))
     return ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), detected))
@@ -438,17 +438,17 @@ def _generated(
     places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
     tokens = np.asarray(outputs[TOKENS])[np.asarray(outputs[TOKENS]) != TURN_END]
     count = len(with_one_prompt(inputs)[PROMPT])
-    cache = tuple(
-        CacheRows(one.output, one.layer, one.is_key, _rows(outputs[one.output], one.axis)[:count])
-        for one in decoder.cache
-    )
+    cache = tuple(_cache_rows(one, outputs[one.output], count) for one in decoder.cache)
     return Generated(places, outputs[POSITIONS], outputs[LOGITS], tokens, cache, prefill)
 
 
-def _rows(array: Array, axis: int) -> Array:
-    """Return a cache tensor as one row per position."""
-    moved = np.moveaxis(np.asarray(array), axis, 0)
-    return moved.reshape(len(moved), math.prod(moved.shape[1:]))
+def _cache_rows(tensor: CacheTensor, array: Array, count: int) -> CacheRows:
+    """Return a cache tensor as one row per position. A state is a single row, at the last position."""
+    if tensor.axis is None:
+        return CacheRows(tensor.output, tensor.layer, tensor.is_key, np.reshape(array, (1, -1)), first=count - 1)
+    moved = np.moveaxis(np.asarray(array), tensor.axis, 0)
+    rows = moved.reshape(len(moved), math.prod(moved.shape[1:]))[:count]
+    return CacheRows(tensor.output, tensor.layer, tensor.is_key, rows)
 
 
 def _make_verdict(case: Case, result: RunResult, reference: RunResult, judged: GenerationVerdict) -> Verdict:

@@ -54,3 +54,35 @@ def test_find_stale_returns_first_different_cache_entry():
 def test_find_stale_accepts_equal_runs_with_nan():
     board = replace(EXACT, logits=changed(LOGITS, 1, 1, to=np.nan))
     assert find_stale(board, replace(board, logits=board.logits.copy())) is None
+
+
+# A state of a recurrent layer, after the last token.
+STATE = CacheRows("present_conv.0", 0, False, np.array([[2.0, -1.0]]), first=3)
+HYBRID = replace(EXACT, cache=(STATE, replace(CACHE, layer=1)))
+
+
+def with_state(board: Generated, value: float) -> Generated:
+    return replace(board, cache=(replace(STATE, rows=changed(STATE.rows, 0, 0, to=value)), *board.cache[1:]))
+
+
+def test_judge_generation_accepts_right_state():
+    judged = judge_generation(HYBRID, HYBRID, replace(HYBRID, logits=CONTROL.logits))
+    assert judged.fault is None and judged.notes == ()
+
+
+def test_judge_generation_notes_wrong_state_beside_right_logits():
+    judged = judge_generation(with_state(HYBRID, 3.0), HYBRID, replace(HYBRID, logits=CONTROL.logits))
+    assert judged.fault is None
+    assert judged.notes == ("cache entries differ from position 3, without effect on the logits",)
+
+
+def test_judge_generation_names_layer_of_wrong_state():
+    board = with_state(replace(HYBRID, logits=changed(LOGITS, 2, 1, to=9.0)), 3.0)
+    fault = judge_generation(board, HYBRID, replace(HYBRID, logits=CONTROL.logits)).fault
+    assert fault is not None
+    assert (fault.kind, fault.layer, fault.position, fault.tensor) == (FaultKind.LAYER, 0, 3, "present_conv.0")
+
+
+def test_find_stale_returns_different_state():
+    fault = find_stale(HYBRID, with_state(HYBRID, 3.0))
+    assert fault is not None and (fault.position, fault.tensor) == (3, "present_conv.0")

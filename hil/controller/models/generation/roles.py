@@ -26,6 +26,8 @@ _PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out
 # Names of the dimension that grows with each token.
 _POSITIONS = re.compile(r"past|seq|len|total|cache_size|position")
 _NUMBER = re.compile(r"\d+")
+# Names of states of recurrent layers, which have no positions: convolutions, state space models, linear attention.
+_STATE = re.compile(r"conv|ssm|state|recurrent")
 # Parts that exporters add to names: scopes and signatures before, output numbers after.
 _ADDED = re.compile(r"^(.*/)?((serving_default|decode|prefill(_\d+)?)_)?|:\d+$")
 # Keys in a name: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" of "key_values".
@@ -41,13 +43,13 @@ class CacheTensor:
         output: Name of the output with the new content.
         layer: Layer number, from 0.
         is_key: Whether it has keys; False for values and unknown content.
-        axis: Axis of the positions.
+        axis: Axis of the positions, or None for a recurrent state, which has none.
     """
 
     output: str
     layer: int
     is_key: bool
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,25 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
         raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
     pairs = sorted((taken[own], made[other]) for own, other in cache.items())
     mask = next((inputs[place] for place, rule in rules if rule is StepRule.MASK), None)
-    bound = _bound_of([inputs[place] for place, _ in pairs], mask)
+    specs = [inputs[place] for place, _ in pairs]
+    known = roles.bound or _find_bound(specs, mask)
+    axes = _find_axes(specs, known)
+    bound = known or min((size for size in _sizes_at(specs, axes) if isinstance(size, int)), default=0)
+    if roles.bound and axes and roles.bound not in _sizes_at(specs, axes) and not _grows(specs):
+        raise UsageError(f"no cache input has the bound {bound} of [roles]: {_list_names(specs)}", option="--generate")
     plan = StepsPlan(
         rules=tuple(rules),
         feedback=tuple(pairs),
-        shapes=tuple(_make_empty_shape(inputs[place]) for place, _ in pairs),
+        shapes=tuple(map(_make_empty_shape, specs, axes)),
         logits=made[logits],
         steps=spec.steps,
         chunk=spec.chunk,
         stop=tuple(spec.stop),
         bound=bound,
     )
-    tensors = [_describe_cache(inputs[place], outputs[output], bound) for place, output in plan.feedback]
+    tensors = [
+        _describe_cache(spec, outputs[output], axis) for spec, (_, output), axis in zip(specs, pairs, axes, strict=True)
+    ]
     return Decoder(plan, _numbered_layers(tensors), tuple(one.name for one in free))
 
 
@@ -162,21 +171,45 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(str(one) for one in specs[:8]) + (", ..." if len(specs) > 8 else "")
 
 
-def _axis_of(spec: TensorSpec, bound: int) -> int:
-    """Return the axis of the positions.
+def _find_axes(cache: Sequence[TensorSpec], bound: int) -> list[int | None]:
+    """Return the axis of the positions of each tensor, or None for a recurrent state.
 
-    This is the unknown size, best with a fitting name, or the size of the mask, or the second axis from the end.
+    This is the unknown size, best with a fitting name, or else the size ``bound``, or the second axis from the end.
     """
+    axes = list(map(_find_growing_axis, cache))
+    grows = _grows(cache)
+    return [
+        _find_fixed_axis(spec, bound, grows=grows) if axis is None else axis
+        for spec, axis in zip(cache, axes, strict=True)
+    ]
+
+
+def _grows(cache: Iterable[TensorSpec]) -> bool:
+    return any(_find_growing_axis(spec) is not None for spec in cache)
+
+
+def _find_growing_axis(spec: TensorSpec) -> int | None:
     unknown = [axis for axis, size in enumerate(spec.shape) if axis and not isinstance(size, int)]
     named = [axis for axis in unknown if _POSITIONS.search(str(spec.shape[axis]).lower())]
-    if not unknown and bound in spec.shape[1:]:
-        return spec.shape.index(bound, 1)
-    return (named or unknown or [max(len(spec.shape) - 2, 0)])[-1]
+    return next(reversed(named or unknown), None)
 
 
-def _make_empty_shape(spec: TensorSpec) -> tuple[int, ...]:
+def _find_fixed_axis(spec: TensorSpec, bound: int, *, grows: bool = False) -> int | None:
+    """Return the axis of the positions of a tensor without unknown sizes. Beside growing tensors, it has none."""
+    if _STATE.search(spec.name.lower()) or (grows and not bound):
+        return None
+    usual = max(len(spec.shape) - 2, 0)
+    places = [axis for axis, size in enumerate(spec.shape) if axis and size == bound]
+    return usual if usual in places or not bound else next(iter(places), None)
+
+
+def _sizes_at(cache: Sequence[TensorSpec], axes: Sequence[int | None]) -> list[int | str | None]:
+    return [spec.shape[axis] for spec, axis in zip(cache, axes, strict=True) if axis is not None and spec.shape]
+
+
+def _make_empty_shape(spec: TensorSpec, axis: int | None) -> tuple[int, ...]:
     """Return the shape of an empty cache tensor. Raises UsageError for a size that only the user knows."""
-    axis, shape = _axis_of(spec, 0), []
+    shape = []
     for place, size in enumerate(spec.shape):
         if isinstance(size, int):
             shape.append(size)
@@ -187,26 +220,25 @@ def _make_empty_shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _bound_of(cache: Sequence[TensorSpec], mask: TensorSpec | None) -> int:
-    """Return the number of positions of a cache with a fixed size, or 0. A mask has it as the last size."""
+def _find_bound(cache: Sequence[TensorSpec], mask: TensorSpec | None) -> int:
+    """Return the number of positions of a fixed cache if the mask has it as its last size, or 0."""
     size = mask.shape[-1] if mask is not None and mask.shape else None
-    if isinstance(size, int) and all(size in spec.shape[1:] for spec in cache):
-        return size
-    sizes = [spec.shape[_axis_of(spec, 0)] for spec in cache if spec.shape]
-    return min((size for size in sizes if isinstance(size, int)), default=0)
+    fixed = [spec for spec in cache if _find_growing_axis(spec) is None]
+    return size if isinstance(size, int) and any(_find_fixed_axis(spec, size) is not None for spec in fixed) else 0
 
 
-def _describe_cache(own: TensorSpec, other: TensorSpec, bound: int) -> CacheTensor:
+def _describe_cache(own: TensorSpec, other: TensorSpec, axis: int | None) -> CacheTensor:
     name = _ADDED.sub("", own.name)
     numbers = _NUMBER.findall(name)
     is_key = bool(_KEY.search(name.lower()))
-    return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, _axis_of(own, bound))
+    return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, axis)
 
 
 def _numbered_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
     """Number the layers from 0. If names only number the tensors, keys and values in turns form the layers."""
     numbers = {one.layer for one in tensors}
-    is_flat = len(numbers) == len(tensors) and len(tensors) % 2 == 0 and not any(one.is_key for one in tensors)
+    is_flat = len(numbers) == len(tensors) and len(tensors) % 2 == 0
+    is_flat = is_flat and not any(one.is_key or one.axis is None for one in tensors)
     if -1 in numbers or is_flat:
         return tuple(
             replace(one, layer=place // 2, is_key=one.is_key or (is_flat and place % 2 == 0))

@@ -70,6 +70,7 @@ class Roles(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Names of inputs and outputs that hil cannot detect; "" is detected.
 
     Attributes:
+        bound: Number of positions of a cache with a fixed size.
         cache: Input -> output that returns its new content.
     """
 
@@ -79,6 +80,7 @@ class Roles(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     length: str = ""
     last: str = ""
     logits: str = ""
+    bound: _Count = 0
     cache: dict[str, str] = {}
 
 

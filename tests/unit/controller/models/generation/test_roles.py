@@ -177,6 +177,47 @@ def test_detect_roles_of_static_cache(has_mask: bool):
     assert decoder.plan.bound == 64 and [one.axis for one in decoder.cache] == [2, 2]
 
 
+def test_detect_roles_takes_bound_of_fixed_cache_from_specification():
+    """A cache of [1, positions, heads, size] without a mask looks like one with positions second from the end."""
+    inputs = [IDS, *tensors(["past.0.key", "past.0.value"], (1, 64, 2, 16))]
+    outputs = [LOGITS, *tensors(["present.0.key", "present.0.value"], (1, 64, 2, 16))]
+    decoder = detect(inputs, outputs, bound=64)
+    assert decoder.plan.bound == 64 and [one.axis for one in decoder.cache] == [1, 1]
+    with pytest.raises(UsageError, match="no cache input has the bound 65"):
+        detect(inputs, outputs, bound=65)
+
+
+def test_detect_roles_takes_bound_of_cache_inside_program():
+    assert detect([IDS], [LOGITS], bound=64).plan.bound == 64
+
+
+HYBRID = ["past_conv.0", "past_key_values.1.key", "past_key_values.1.value", "past_key_values.2.recurrent_state"]
+
+
+def hybrid(names: list[str], size: Any) -> list[TensorSpec]:
+    """A model with convolutions, attention and linear attention, as optimum and genai name their tensors."""
+    shapes = [("batch", 64, 3), ("batch", 2, size, 16), ("batch", 2, size, 16), ("batch", 2, 16, 16)]
+    return [TensorSpec(name, "float32", shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+@pytest.mark.parametrize(("size", "bound"), [("past", 0), (48, 48)])
+def test_detect_roles_finds_states_without_positions(size: Any, bound: int):
+    made = [name.replace("past_key_values", "present").replace("past", "present") for name in HYBRID]
+    decoder = detect([IDS, *hybrid(HYBRID, size)], [LOGITS, *hybrid(made, size)])
+    assert [one.axis for one in decoder.cache] == [None, 2, 2, None]
+    assert [one.layer for one in decoder.cache] == [0, 1, 1, 2]
+    assert decoder.plan.bound == bound
+    assert decoder.plan.shapes == ((1, 64, 3), (1, 2, bound, 16), (1, 2, bound, 16), (1, 2, 16, 16))
+
+
+def test_detect_roles_of_fixed_size_beside_growing_cache_is_state():
+    names = ["past_0", "past_1", "past_2"]
+    inputs = [*tensors(names[:1], (1, 8, 4)), *past(names[1:])]
+    outputs = [TensorSpec(one.name.replace("past", "present"), "float32", one.shape) for one in inputs]
+    decoder = detect([IDS, *inputs], [LOGITS, *outputs])
+    assert [one.axis for one in decoder.cache] == [None, 2, 2] and decoder.plan.bound == 0
+
+
 def test_detect_roles_uses_only_integer_input_as_tokens():
     inputs = [TensorSpec("arg0", "int64", (1, "n")), *past(["arg1", "arg2"])]
     outputs = [TensorSpec("result0", "float32", (1, "n", 9)), *total(["result1", "result2"])]
