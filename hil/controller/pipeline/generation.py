@@ -107,7 +107,7 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     if bound and (total := sum(len(one.tokens) + one.count_steps(spec.steps) for one in prompt.turns)) > bound:
         raise errors.UsageError(
             f"prompt {prompt.name!r} needs {total} tokens with its steps, the model's cache has {bound}",
-            hint="reduce steps, or shorten the prompt",
+            hint="reduce steps, or shorten the prompt; if the cache has more positions, set bound in [roles]",
             option="--generate",
         )
     inputs = {**_make_prompt_inputs(prompt, decoder), **_make_constant_inputs(model, decoder, options)}
