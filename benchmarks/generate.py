@@ -2,14 +2,22 @@
 
 Both loops feed the cache of a step to the next one and choose the token with the largest logit. The bare loop runs in
 this process. Decoders: the one of examples/decoder, and one of the same kind with random weights whose step takes
-several milliseconds. A program without work shows the overhead of a step by the size of the cache.
+several milliseconds. A program without work shows the overhead of a step by the size of the cache. Other work on the
+machine makes the times long, but hardly the CPU time, which is that of the process while it generates.
+
+llama.cpp runs the same weights as GGUF through xllamacpp, in an environment of its own. Its time of a step includes
+choosing the token, as hil's does here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import runpy
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +38,11 @@ PROMPT_TOKENS, STEPS = 64, 32
 MIB = 1 << 20
 # Layers, hidden size and FFN size of the larger decoder.
 LARGE = 8, 512, 1408
+LLAMA = ("xllamacpp==2026.10.*", "gguf==0.19.*", "numpy")
 
 
 def make_decoder(path: Path, large: bool) -> Path:
-    """Write the example's decoder, or a larger one with random weights."""
+    """Write the example's decoder, or a larger one with random weights. Write the weights beside it, as .npz."""
     example = runpy.run_path(str(EXAMPLE))
     weights = example["load_weights"]()
     if large:
@@ -54,6 +63,7 @@ def make_decoder(path: Path, large: bool) -> Path:
             shapes[f"layers.{layer}.down"] = (ffn, hidden)
         weights = {name: rng.normal(size=shape).astype(np.float32) / 20 for name, shape in shapes.items()}
     onnx.save(example["Decoder"](weights).build(), path)
+    np.savez(path.with_suffix(".npz"), **weights)  # type: ignore[arg-type]  # no name is that of an option
     return path
 
 
@@ -77,10 +87,18 @@ def make_copy(path: Path, size: int) -> Path:
     return path
 
 
-def run_bare(session: ort.InferenceSession, prompt: Sequence[int], shapes: dict[str, Sequence[int]]) -> list[int]:
-    """Generate tokens in this process. Return the duration of the prompt's call and of each step, in nanoseconds."""
-    import time
+@dataclass
+class Generation:
+    """Duration of the prompt's call and of each step, and the CPU time of all, in nanoseconds; 0 if unknown."""
 
+    prompt: int
+    steps: Sequence[int]
+    cpu: int = 0
+
+
+def run_bare(session: ort.InferenceSession, prompt: Sequence[int], shapes: dict[str, Sequence[int]]) -> Generation:
+    """Generate tokens in this process."""
+    cpu = time.process_time_ns()
     cache: dict[str, Array] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     names = [one.name for one in session.get_inputs()]
     tokens, position, times = list(prompt), 0, []
@@ -95,18 +113,27 @@ def run_bare(session: ort.InferenceSession, prompt: Sequence[int], shapes: dict[
         cache = dict(zip(shapes, present, strict=True))
         tokens, position = [int(np.argmax(logits[0, -1]))], total
         times.append(time.perf_counter_ns() - begun)
-    return times
+    return Generation(times[0], times[1:], time.process_time_ns() - cpu)
 
 
-def step_times(done: Invocation) -> list[int]:
-    """Return the duration of the prompt's call and of each step with choosing the token, in nanoseconds."""
+def read_generation(done: Invocation) -> Generation:
+    """Return the times of the agent's calls, with choosing the tokens."""
     starts = [call.start_ns for call in done.calls]
     ends = [*starts[1:], done.iterations_ns[-1][1]]
-    return [end - start for start, end in zip(starts, ends, strict=True)]
+    times = [end - start for start, end in zip(starts, ends, strict=True)]
+    return Generation(times[0], times[1:], done.cpu_ns)
 
 
-def measure(client: Any, path: Path, rounds: int, prompt_tokens: int) -> tuple[dict[str, list[float]], ...]:
-    """Return the seconds per token, and to the first token, of each case in each round."""
+def run_llama(peer: common.Peer, prompt: Sequence[int]) -> Generation:
+    """Generate tokens in llama.cpp, which has only the mean of the steps."""
+    done = peer(prompt=prompt, steps=STEPS)
+    return Generation(round(done["prompt_ms"] * 1e6), [round(done["step_ms"] * 1e6)])
+
+
+def measure(
+    client: Any, path: Path, rounds: int, prompt_tokens: int, llama: common.Peer | None = None
+) -> tuple[dict[str, list[float]], ...]:
+    """Return the seconds per token, to the first token, and of CPU time, of each case in each round."""
     loaded = common.load(client, path, runtime="onnxruntime")
     spec = GenerateSpec(prompt=[Prompt(tokens=[1])], steps=STEPS)
     plan: StepsPlan = detect_roles(loaded.inputs, loaded.outputs, spec).plan
@@ -115,38 +142,68 @@ def measure(client: Any, path: Path, rounds: int, prompt_tokens: int) -> tuple[d
     inputs = {PROMPT: np.array(prompt, np.int64), FORCED: empty, OTHER_PROMPT: empty}
     session = ort.InferenceSession(path)
     shapes = {loaded.inputs[place].name: shape for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True)}
-    first: dict[str, list[float]] = {"hil": [], "bare": []}
-    runs: dict[str, Callable[[], list[int]]] = {
-        "hil": lambda: step_times(client.invoke(loaded.program_id, inputs, steps=plan)),
+    runs: dict[str, Callable[[], Generation]] = {
+        "hil": lambda: read_generation(client.invoke(loaded.program_id, inputs, steps=plan)),
         "bare": lambda: run_bare(session, prompt, shapes),
     }
+    if llama is not None:
+        runs["llama"] = lambda: run_llama(llama, prompt)
+    first: dict[str, list[float]] = {name: [] for name in runs}
+    cpu: dict[str, list[float]] = {name: [] for name in runs}
 
     def seconds(name: str) -> list[float]:
-        prefill, *steps = runs[name]()
-        first[name].append(prefill / 1e9)
-        return [statistics.median(steps) / 1e9]
+        done = runs[name]()
+        first[name].append(done.prompt / 1e9)
+        cpu[name].append(done.cpu / 1e9)
+        return [statistics.median(done.steps) / 1e9]
 
     token = common.interleave({name: lambda name=name: seconds(name) for name in runs}, rounds)  # type: ignore[misc]
     client.unload(loaded.program_id)
-    return token, {name: times[1:] for name, times in first.items()}
+    return token, *({name: times[1:] for name, times in one.items()} for one in (first, cpu))
+
+
+@contextlib.contextmanager
+def llama_peer(path: Path, notes: list[str]) -> Iterator[common.Peer | None]:
+    """llama.cpp with the weights of a decoder; None, and a note, where that cannot be had."""
+    python = common.python_with("llama", LLAMA, notes)
+    if python is None:
+        yield None
+        return
+    arguments = [str(path.with_suffix(".npz")), str(path.parent), str(2 * (PROMPT_TOKENS + STEPS))]
+    try:
+        started = common.Peer([str(python), str(common.HERE / "llama_peer.py"), *arguments])
+    except RuntimeError as error:
+        notes.append(f"llama.cpp skipped: {error}")
+        yield None
+        return
+    try:
+        yield started
+    finally:
+        started.close()
 
 
 def main() -> None:
     """Measure and print."""
     asked = common.options(__doc__, rounds=15)
+    cores = len(os.sched_getaffinity(0))
+    notes = [f"a prompt of {PROMPT_TOKENS} tokens, then {STEPS} steps; ONNX Runtime {ort.__version__}, {cores} threads"]
     rows = []
     with common.session() as (client, _, folder):
         for name, large in (("0.2 M parameters", False), ("25 M parameters", True)):
             path = make_decoder(folder / f"decoder-{large}.onnx", large)
-            token, first = measure(client, path, asked.rounds, PROMPT_TOKENS)
+            with llama_peer(path, notes) as llama:
+                token, first, cpu = measure(client, path, asked.rounds, PROMPT_TOKENS, llama)
             bars = ("<= 1.02", "<= 1.03") if large else ("", "")
             for what, got, bar in (("time per token", token, bars[0]), ("time to first token", first, bars[1])):
                 rows.append(common.beside(f"{what}, {name}", got["hil"], "bare loop", got["bare"], 1e3, "ms", bar))
+                if "llama" in got:
+                    rows.append(common.beside(f"{what}, {name}", got["hil"], "llama.cpp", got["llama"], 1e3, "ms", ""))
+            case = f"CPU time of a generation, {name}"
+            rows.append(common.beside(case, cpu["hil"], "bare loop", cpu["bare"], 1e3, "ms", bars[0]))
         for size in (0, MIB, 8 * MIB):
-            token, _ = measure(client, make_copy(folder / f"copy-{size}.onnx", size), asked.rounds, 1)
+            token, *_ = measure(client, make_copy(folder / f"copy-{size}.onnx", size), asked.rounds, 1)
             case = f"a step without work, cache of {size / MIB:g} MiB"
             rows.append(common.beside(case, token["hil"], "bare loop", token["bare"], 1e6, "us", ""))
-    notes = [f"a prompt of {PROMPT_TOKENS} tokens, then {STEPS} steps; ONNX Runtime {ort.__version__} on the CPU"]
     common.show("generate", rows, notes, as_json=asked.json)
 
 
