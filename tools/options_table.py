@@ -73,11 +73,6 @@ GAPS = (
         "This option applies to one model. A suite reads `NAME.generate.toml` next to each model (docs/suites.md).",
     ),
     Gap(("--generate",), _STORED, "The file contains single calls: `hil bundle create --generate` makes a case of each."),
-    Gap(
-        ("--generate",),
-        ("bench",),
-        "`hil run --generate SPEC --iterations N` measures times per token. `hil bench` measures single calls.",
-    ),
     Gap(("--flagfile",), ("suite run", PYTEST), "A flag file in the directory is a case."),
     Gap(("--flagfile",), _STORED, "The file is the input."),
     Gap(

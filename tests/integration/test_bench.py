@@ -21,6 +21,7 @@ from support.models import DIGITS, save_model
 from support.slow import slow_except
 from support.waiting import eventually
 
+DECODER = Path(__file__).parents[2] / "examples" / "decoder" / "decoder.onnx"
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 DOCS = Path(__file__).parents[2] / "docs"
 FLOAT = TensorProto.FLOAT
@@ -268,3 +269,25 @@ def test_bench_reports_failed_reference_and_measures_program(hil, simulator, tmp
     ended = hil("bench", "product.onnx", "--board", simulator, "--iterations", 20, *named)
     assert ended.code == 0, ended.err
     assert "as onnx reference evaluator" in ended.out and "reference onnxruntime failed" in ended.out
+
+
+def test_bench_measures_tokens_of_each_prompt(bench, tmp_path: Path):
+    spec = tmp_path / "prompts.toml"
+    spec.write_text('steps = 2\n[[prompt]]\nname = "p"\ntokens = [84, 104, 101]\n')
+    document = bench(DECODER, "--generate", spec, "--runtime", "onnxruntime", "--iterations", 3)
+    (side,) = document["sides"]
+    assert (side["outcome"], document["prompts"]) == ("PASS", [])
+    found = side["generation"]
+    assert (found["prompt"], found["prompt_tokens"], found["depths"]) == ("p", 3, [3, 4])
+    assert (found["times"]["iterations"], found["times"]["steps"]) == (3, 6)
+    assert (tmp_path / document["folder"] / "samples-p.csv").exists()
+
+
+@pytest.mark.slow
+def test_bench_compares_decoders_for_each_prompt(bench, tmp_path: Path):
+    spec = tmp_path / "prompts.toml"
+    spec.write_text("steps = 2\n[[prompt]]\ntokens = [84, 104, 101]\n[[prompt]]\ntokens = [65]\n")
+    document = bench(DECODER, DECODER, "--generate", spec, "--runtime", "onnxruntime", "--iterations", 20)
+    assert [side["label"] for side in document["sides"]] == ["A", "A", "B", "B"]
+    assert [one["prompt"] for one in document["prompts"]] == ["prompt-1", "prompt-2"]
+    assert all(one[name]["rounds"] == 10 for one in document["prompts"] for name in ("prefill", "ttft", "tpot"))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hil.controller.records.base import Count, Record, note
+from hil.controller.records.generation import GenerationTimes
 from hil.controller.records.outputs import Origin, Placement
 from hil.controller.records.run import Seconds, StoredRepetition, StoredSpec
 from hil.core.results import Outcome
@@ -61,6 +62,25 @@ class SpeedComparison(Record, kw_only=True):
     rounds: Annotated[Count, note("rounds with newly loaded programs that run alternately")]
     min_effect: Annotated[float, note("the smallest relative difference to report")]
     verdict: Annotated[SpeedVerdict, note("B compared with A")]
+
+
+class SideGeneration(Record, kw_only=True):
+    """Prompt of a side, and the times of its tokens."""
+
+    prompt: Annotated[str, note("name of the prompt")]
+    prompt_tokens: Annotated[Count, note("tokens of the prompts of all turns")]
+    depths: Annotated[list[Count], note("cached tokens before the first and the last step; empty without steps")]
+    bound: Annotated[Count | None, note("number of positions in the cache; null if unlimited")]
+    times: Annotated[GenerationTimes | None, note("null if nothing was measured")]
+
+
+class PromptComparison(Record, kw_only=True):
+    """Comparison of B with A for a prompt. A comparison is null with too few rounds."""
+
+    prompt: Annotated[str, note("name of the prompt")]
+    prefill: Annotated[SpeedComparison | None, note("duration of the prompt's calls")]
+    ttft: Annotated[SpeedComparison | None, note("time to first token")]
+    tpot: Annotated[SpeedComparison | None, note("median duration of a step's call; null without steps")]
 
 
 class SideTimings(Record, kw_only=True):
@@ -132,6 +152,7 @@ class SideRecord(Record, kw_only=True):
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None
     parallelism: Annotated[float | None, note("mean number of busy cores; null if the board does not report it")]
+    generation: Annotated[SideGeneration | None, note("with --generate; an iteration is a whole generation")] = None
     program: BenchProgram | None
 
 
@@ -145,6 +166,11 @@ class BenchRecord(Record, kw_only=True):
     origin: Origin | None = None
     finished: Annotated[bool, note("false if the bench still runs, was killed, or was interrupted with Ctrl-C")]
     concurrency: Annotated[int, Meta(ge=1)]
-    sides: Annotated[list[SideRecord], Meta(min_length=1, max_length=2)]
-    comparison: Annotated[SpeedComparison | None, note("null for a single program, or with too few rounds")]
+    sides: Annotated[
+        list[SideRecord], note("A, or A and B; with --generate, first those of A for each prompt", min_length=1)
+    ]
+    comparison: Annotated[
+        SpeedComparison | None, note("null for a single program, with too few rounds, or with --generate")
+    ]
+    prompts: Annotated[list[PromptComparison], note("two programs with --generate: a comparison per prompt")] = []
     exit_code: int

@@ -6,12 +6,14 @@ import contextlib
 import os
 import random
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
+from hil.controller.analysis.bench.prompts import group_sides, per_prompt
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
     keep_program,
@@ -28,11 +30,11 @@ from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import refuse_functions
+from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
-from hil.controller.records.bench import BenchProgram, BenchRecord
+from hil.controller.records.bench import BenchProgram, BenchRecord, SideLabel
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
@@ -117,6 +119,9 @@ def _check_settings(bench: BenchJob) -> None:
         )
     if not 0 <= bench.min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * bench.min_effect:g}: expected 0 to less than 100 percent")
+    if bench.job.generate is not None and (bench.against or bench.concurrency > 1):
+        option = "--against" if bench.against else "--concurrency"
+        raise UsageError(f"--generate does not support {option}", hint="hil bench MODEL MODEL_B --generate SPEC")
     if bench.fail_if_slower is not None and not two:
         raise UsageError("--fail-if-slower requires a comparison", hint="add a second MODEL or --against RUN")
 
@@ -129,6 +134,8 @@ class _BenchRun:
         self.runner = Runner(context)
         self.screen = screen
         self.store = RunStore(bench.job.out)
+        # A case per program and prompt, with the label and the job of the program.
+        self.labels: list[SideLabel] = []
         self.jobs: list[Job] = []
         self.cases: list[Case] = []
         self.sides: list[BenchSide] = []
@@ -178,6 +185,7 @@ class _BenchRun:
             stored = board_of_stored(stored, job, own=is_own)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
                 job = _copy_board_options(job, stored)
+            self.labels.append("A")
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
             names = [f"B-{names[0]}"]
@@ -185,10 +193,15 @@ class _BenchRun:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
         several = len(models) > 1
         dims = sizes_of_models(models, job.dims, self.runner.context, job.function) if several else [job.dims]
-        for name, path, own in zip(names, models, dims, strict=True):
-            self.jobs.append(job)
-            options = replace(job.options(), dims=own)
-            self.cases.append(self.runner.begin(path, options, Path(), name=name, want_inputs=self.bench.check))
+        labels: tuple[SideLabel, ...] = ("A", "B") if base is None else ("B",)
+        for label, name, path, own in zip(labels, names, models, dims, strict=False):
+            for options in per_prompt(replace(for_model(job.options(), path), dims=own)):
+                self.labels.append(label)
+                self.jobs.append(job)
+                case_name = safe_name(f"{name}-{options.prompt}") if options.prompt else name
+                self.cases.append(
+                    self.runner.begin(path, options, Path(), name=case_name, want_inputs=self.bench.check)
+                )
         check_accepted_outputs((case.options.accept, case.model) for case in self.cases)
 
     def _open_session(self, pool: BoardPool, number: int) -> BoardSession:
@@ -214,10 +227,10 @@ class _BenchRun:
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)
                 case = self._run_once(case, session)
-                self.sides.append(BenchSide("AB"[number], case, board))
+                self.sides.append(BenchSide(self.labels[number], case, board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # references from a stored bench
-            if _is_measurable(case):
+            if _is_measurable(case) and case.decoder is None:
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
             case = case.ended(error, Stage.PUSH)
@@ -237,8 +250,13 @@ class _BenchRun:
 
     def _measure_sides(self, run: Run) -> None:
         write_json(run.folder / "bench.json", self._record_bench(run, finished=False).to_json())
-        title = " and ".join(case.name for case in self.cases)
         order = random.Random(secrets.randbits(64))
+        for sides in group_sides(self.sides):
+            self._measure_group(run, sides, order)
+
+    def _measure_group(self, run: Run, sides: Sequence[BenchSide], order: random.Random) -> None:
+        """Measure a program, or two in turns. With ``--generate``, those of a prompt."""
+        title, prompt = " and ".join(side.case.name for side in sides), sides[0].case.options.prompt
 
         def keep(side: BenchSide, batch: Batch, share: float) -> None:
             append(batch)
@@ -247,8 +265,8 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            with sample_file(run.folder) as append:
-                measure(self.sides, self.bench, keep, order)
+            with sample_file(run.folder, f"samples-{safe_name(prompt)}.csv" if prompt else "samples.csv") as append:
+                measure(sides, self.bench, keep, order)
         except UsageError:
             raise
         except HilError:
@@ -272,7 +290,8 @@ class _BenchRun:
                     cold=False,
                     repetition=side.repetition,
                 )
-                side.case = self.runner.judge_repetition(replace(side.case, result=result))
+                calls = tuple(call for batch in side.batches for call in batch.calls)
+                side.case = self.runner.judge_repetition(replace(side.case, result=result, calls=calls))
         measured = {side.case.name: side.case for side in self.sides}
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:
@@ -287,7 +306,8 @@ class _BenchRun:
 
     def _record_bench(self, run: Run, *, finished: bool, interrupted: bool = False) -> BenchRecord:
         code = EXIT_INTERRUPTED if interrupted else None
-        return record_bench(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
+        cases = [*zip(self.labels, self.cases, strict=True)]
+        return record_bench(run, self.bench, cases, self.sides, self.programs, finished=finished, exit_code=code)
 
     def _report_stage(self, case: Case, stage: Stage, note: str) -> None:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())

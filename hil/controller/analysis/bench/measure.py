@@ -23,10 +23,12 @@ from hil.controller.analysis.bench.stats import (
 )
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.generation import steps_arguments
 from hil.controller.records.bench import SpeedComparison
 from hil.core import clock
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
+from hil.core.steps import StepCall
 from hil.errors import HilError, RunFailed, UsageError
 
 # Number of rounds in a comparison. Fewer rounds make the interval wide, more rounds cost loading time.
@@ -251,21 +253,20 @@ class _Meter:
 
         A few untimed iterations first refill the caches, because the other side used them.
         """
-        starts, durations = self._run_iterations(size, min(size // _REWARM, self._side.warmup))
-        return Batch(self._side.label, self._round, self._copy, starts, durations)
+        starts, durations, calls = self._run_iterations(size, min(size // _REWARM, self._side.warmup))
+        return Batch(self._side.label, self._round, self._copy, starts, durations, calls)
 
-    def _run_iterations(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return iteration starts and durations, on the board's clock or the host's."""
+    def _run_iterations(
+        self, iterations: int, warmup: int = 0
+    ) -> tuple[Nanoseconds, Nanoseconds, tuple[StepCall, ...]]:
+        """Return iteration starts and durations, on the board's clock or the host's, and the calls of a decoder."""
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None and case.artifact is not None
+        names = {"names": case.artifact.output_names, **steps_arguments(case)}
         begun = clock.now_ns()
         with _record_error(side, Stage.RUN):
             result, call = self._program.run(
-                case.inputs,
-                warmup=warmup,
-                iterations=iterations,
-                timeout=case.options.timeout,
-                names=case.artifact.output_names,
+                case.inputs, iterations=iterations, timeout=case.options.timeout, **{**names, "warmup": warmup}
             )
         side.warmup_s += call.warmup_ns / 1e9
         side.result = result
@@ -279,7 +280,7 @@ class _Meter:
                 side.ran_ns += int((stamps[:, 1] - stamps[:, 0]).sum())
             # Command runs report no start times: only the iteration order is known.
             base = 0 if call.board_ns else begun
-            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]
+            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0], call.calls
         # The board's command reports only durations, which include a process start.
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
@@ -288,7 +289,7 @@ class _Meter:
                 raise RunFailed(
                     "; ".join(result.provenance["notes"]), hint="a bench requires the time of every iteration"
                 )
-        return begun + np.cumsum(walls) - walls, walls
+        return begun + np.cumsum(walls) - walls, walls, ()
 
 
 @contextlib.contextmanager

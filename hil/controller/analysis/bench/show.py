@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hil.controller.pipeline.records.print_generation import describe_times
 from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import seconds, show, table, together, units
@@ -23,11 +25,6 @@ def print_bench(console: Console, record: BenchRecord) -> None:
     """Print the measurements, and compare two programs."""
     from rich.text import Text
 
-    rows = []
-    for label, cell in _ROWS:
-        texts = list(map(cell, record.sides))
-        if any(texts):
-            rows.append((Text(label, "dim", no_wrap=True), *map(units, texts)))
     for side in record.sides:
         outcome = side.outcome.value if side.outcome else "UNFINISHED"
         line = Text(outcome, style=f"bold {_COLOURS.get(outcome, 'magenta')}")
@@ -36,14 +33,44 @@ def print_bench(console: Console, record: BenchRecord) -> None:
         line.append(f"  {where} on {side.board}" if side.board else "", style="default")
         line.append(f"  {_format_check(side)}", style="dim")
         console.print(line, soft_wrap=True)
-    shown = table([""] * (1 + len(record.sides)), rows)
-    shown.columns[0].no_wrap = True  # do not wrap labels
-    show(console, shown)
+    groups: dict[str, list[SideRecord]] = {}
+    for side in record.sides:
+        groups.setdefault(side.generation.prompt if side.generation else "", []).append(side)
+    for sides in groups.values():
+        _print_sides(console, sides)
     _print_notes(console, record)
     if record.comparison:
         _print_comparison(console, record.comparison)
+    for prompt in record.prompts:
+        for what, found in (("prefill", prompt.prefill), ("TTFT", prompt.ttft), ("TPOT", prompt.tpot)):
+            if found:
+                _print_comparison(console, found, f"{prompt.prompt}, {what}: ")
     if record.folder:
         console.print(f"stored in {record.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_sides(console: Console, sides: Sequence[SideRecord]) -> None:
+    from rich.text import Text
+
+    times = [dict(_describe_tokens(side)) for side in sides]
+    tokens = [(label, [one.get(label, "") for one in times]) for label in dict.fromkeys(itertools.chain(*times))]
+    title, *others = [(label, list(map(cell, sides))) for label, cell in _ROWS]
+    rows = [
+        (Text(label, "dim", no_wrap=True), *map(units, texts))
+        for label, texts in (title, *tokens, *(others[_FIRST_COMMON:] if tokens else others))
+        if any(texts)
+    ]
+    shown = table([""] * (1 + len(sides)), rows)
+    shown.columns[0].no_wrap = True  # do not wrap labels
+    show(console, shown)
+
+
+def _describe_tokens(side: SideRecord) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about the times of a decoder's tokens."""
+    found = side.generation
+    if found is not None and found.times is not None:
+        for label, parts in describe_times(found.times, found.depths, found.bound):
+            yield label, ", ".join(map(together, parts))
 
 
 def time_text(nanoseconds: float) -> str:
@@ -131,6 +158,8 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("on the board", _format_stages("first_run", "warmup", "steady")),
     ("on the host", _format_stages("import", "compile", "push", "load", "fetch")),
 )
+# The first row after the title that also applies to whole generations.
+_FIRST_COMMON = [label for label, _ in _ROWS].index("ran on") - 1
 
 
 def _print_notes(console: Console, record: BenchRecord) -> None:
@@ -150,11 +179,12 @@ def _print_notes(console: Console, record: BenchRecord) -> None:
         console.print("interrupted: partial results", style="yellow")
 
 
-def _print_comparison(console: Console, found: SpeedComparison) -> None:
+def _print_comparison(console: Console, found: SpeedComparison, title: str = "") -> None:
     from rich.text import Text
 
     interval = found.interval
-    line = Text(found.verdict, style=f"bold {_VERDICTS[found.verdict]}")
+    line = Text(title, style="default")
+    line.append(found.verdict, style=f"bold {_VERDICTS[found.verdict]}")
     line.append(
         f"  undisturbed, B takes {found.ratio:.3f} times as long as A ({interval.level:.0%}: "
         f"{interval.low:.3f} to {interval.high:.3f}, {found.rounds} rounds; "

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.bench import BenchTimes, Drift, Interval, SpeedComparison, SpeedVerdict
+from hil.core.steps import StepCall
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -64,6 +65,7 @@ class Batch:
     copy: int
     start_ns: Nanoseconds  # per iteration, int64 [n], on the side's clock
     duration_ns: Nanoseconds
+    calls: tuple[StepCall, ...] = ()  # of a decoder
 
 
 Floats = npt.NDArray[np.float64]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides
+from hil.controller.analysis.bench.prompts import compare_prompts, describe_side
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
@@ -58,11 +59,11 @@ def read_bench(run: Run) -> BenchRecord:
 
 
 @contextlib.contextmanager
-def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
-    """Create ``samples.csv``; yield a function that appends a batch and flushes the file."""
+def sample_file(folder: Path, name: str = "samples.csv") -> Iterator[Callable[[Batch], None]]:
+    """Create the file of samples; yield a function that appends a batch and flushes the file."""
     batches = itertools.count()
     with storing(folder):
-        file = (folder / "samples.csv").open("w")
+        file = (folder / name).open("w")
 
     def append(batch: Batch) -> None:
         head = f"{batch.side},{batch.round},{next(batches)},{batch.copy},"
@@ -107,7 +108,10 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     Raises:
         UsageError: the run is not a bench, or ended before the program could run, or the program files are missing.
     """
-    program, case = read_bench(run).sides[-1].program, run.record.cases[-1]
+    side, case = read_bench(run).sides[-1], run.record.cases[-1]
+    program = side.program
+    if side.generation is not None:
+        raise UsageError(f"bench {run.id} measured prompts", hint="hil bench MODEL MODEL_B --generate SPEC")
     job = Job.of_record(run.record.request)
     if program is None or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
@@ -150,7 +154,6 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     return job, again
 
 
-_LABELS: Sequence[SideLabel] = ("A", "B")
 _BINS = 16
 _COURSE = 16
 
@@ -158,7 +161,7 @@ _COURSE = 16
 def record_bench(
     run: Run,
     bench: BenchJob,
-    cases: Sequence[Case],
+    cases: Sequence[tuple[SideLabel, Case]],
     sides: Sequence[BenchSide],
     programs: Mapping[str, BenchProgram],
     *,
@@ -173,13 +176,15 @@ def record_bench(
         exit_code: None derives the exit code from the outcomes and the comparison.
     """
     by_name = {side.case.name: side for side in sides}
-    compared = compare_sides(sides, bench)
+    prompts = compare_prompts(sides, bench)
+    is_single = all(case.decoder is None for _, case in cases)
+    compared = compare_sides(sides, bench) if is_single else None
     records = [
-        _record_side(label, case, by_name.get(case.name), programs.get(case.name), bench)
-        for label, case in zip(_LABELS, cases, strict=False)
+        _record_side(label, case, by_name.get(case.name), programs.get(case.name), bench) for label, case in cases
     ]
     if bench.against:
         records[0].from_run = bench.against
+    compared_times = [compared, *(time for one in prompts for time in (one.ttft, one.tpot))]
     return BenchRecord(
         schema=1,
         id=run.id,
@@ -190,7 +195,10 @@ def record_bench(
         concurrency=bench.concurrency,
         sides=records,
         comparison=compared,
-        exit_code=_find_exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
+        prompts=prompts,
+        exit_code=_find_exit_code([case for _, case in cases], compared_times, bench.fail_if_slower)
+        if exit_code is None
+        else exit_code,
     )
 
 
@@ -258,6 +266,7 @@ def _record_side(
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
         parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
+        generation=describe_side(side) if side else None,
         program=program,
     )
 
@@ -269,7 +278,7 @@ def _build_histogram(durations: Nanoseconds) -> TimeHistogram:
     return TimeHistogram(low_ns=low, high_ns=high, counts=counts.tolist())
 
 
-def _find_exit_code(cases: Sequence[Case], compared: SpeedComparison | None, allowed: float | None) -> int:
+def _find_exit_code(cases: Sequence[Case], compared: Sequence[SpeedComparison | None], allowed: float | None) -> int:
     """Return the exit code of the most severe outcome.
 
     The code is 5 if a program could not be run, and 1 if B is slower by more than allowed.
@@ -277,9 +286,9 @@ def _find_exit_code(cases: Sequence[Case], compared: SpeedComparison | None, all
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
     if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):
         return EXIT_NOTHING_RAN
-    if allowed is None or compared is None or compared.verdict != "slower" or compared.ratio - 1 <= allowed:
-        return code
-    return code or EXIT_FAIL
+    slower = [one for one in compared if one is not None and one.verdict == "slower"]
+    is_too_slow = allowed is not None and any(one.ratio - 1 > allowed for one in slower)
+    return code or (EXIT_FAIL if is_too_slow else EXIT_OK)
 
 
 def write_google(path: Path, record: BenchRecord, sides: Sequence[BenchSide]) -> None:

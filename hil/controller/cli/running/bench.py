@@ -13,6 +13,7 @@ from hil.controller.cli.options import (
     FILE,
     arithmetic_option,
     board_options,
+    generate_option,
     given_options,
     input_options,
     json_option,
@@ -78,6 +79,7 @@ from hil.errors import UsageError
 @click.option("--no-check", is_flag=True, help="Skip the comparison with a reference.")
 @model_options
 @input_options
+@generate_option
 @reference_options
 @tolerance_options
 @repetition_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def _select_rows(rows: Sequence[RowResult]) -> list[RowResult]:
 
 
 @dataclass(frozen=True)
-class _Iteration:
+class TokenTimes:
     """Calls of an iteration: those of the prompts, and those of the steps.
 
     Attributes:
@@ -80,6 +80,16 @@ class _Iteration:
     first_ns: int
     prompt: Sequence[StepCall]
     steps: Sequence[StepCall]
+
+    @property
+    def ttft_ns(self) -> int:
+        """Time to first token."""
+        return self.first_ns - self.start_ns
+
+    @property
+    def prefill_ns(self) -> int:
+        """Duration of the prompt's calls."""
+        return sum(map(duration_of, self.prompt))
 
     @property
     def gaps_ns(self) -> list[int]:
@@ -98,18 +108,17 @@ def measure_generation(
         prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.
         tokens: Chosen tokens, in the same form.
     """
-    sizes = [(len(turn), len(picked)) for turn, picked in zip(split_turns(prompt), split_turns(tokens), strict=False)]
-    iterations = _split_calls(result, calls, sizes)
+    iterations = split_calls(result.iterations_ns, calls, prompt, tokens)
     if not iterations:
         return None
-    prompt_tokens = sum(size for size, _ in sizes)
+    prompt_tokens = sum(map(len, split_turns(prompt)))
     most = max(len(one.steps) for one in iterations)
     complete = [one for one in iterations if len(one.steps) == most]
-    steps = [_duration_of(call) for one in iterations for call in one.steps]
-    prefill = [sum(map(_duration_of, one.prompt)) for one in iterations]
-    decode = [sum(map(_duration_of, one.steps)) for one in complete]
+    steps = [duration_of(call) for one in iterations for call in one.steps]
+    prefill = [one.prefill_ns for one in iterations]
+    decode = [sum(map(duration_of, one.steps)) for one in complete]
     gaps = [gap for one in iterations for gap in one.gaps_ns]
-    by_step = np.median([[_duration_of(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
+    by_step = np.median([[duration_of(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
     return GenerationTimes(
         iterations=len(iterations),
         steps=len(steps),
@@ -126,15 +135,19 @@ def measure_generation(
     )
 
 
-def _split_calls(result: RunResult, calls: Sequence[StepCall], turns: Sequence[tuple[int, int]]) -> list[_Iteration]:
+def split_calls(
+    iterations_ns: Iterable[tuple[int, int]], calls: Sequence[StepCall], prompt: Iterable[int], tokens: Iterable[int]
+) -> list[TokenTimes]:
     """Assign the calls to the iterations by their times. Iterations without all calls of the prompts are dropped.
 
     Args:
-        turns: Number of tokens of the prompt, and number of chosen tokens, of each turn.
+        prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.
+        tokens: Chosen tokens, in the same form.
     """
+    turns = [(len(turn), len(picked)) for turn, picked in zip(split_turns(prompt), split_turns(tokens), strict=False)]
     found = []
     starts = [call.start_ns for call in calls]
-    for start, end in result.iterations_ns:
+    for start, end in iterations_ns:
         own = iter(calls[bisect.bisect_left(starts, start) : bisect.bisect_right(starts, end)])
         prompts: list[list[StepCall]] = []
         steps: list[StepCall] = []
@@ -149,11 +162,12 @@ def _split_calls(result: RunResult, calls: Sequence[StepCall], turns: Sequence[t
                 break
             steps += itertools.islice(own, max(chosen - 1, 0))
         if prompts and prompts[0] and not missing:
-            found.append(_Iteration(start, prompts[0][-1].end_ns, [*itertools.chain(*prompts)], steps))
+            found.append(TokenTimes(start, prompts[0][-1].end_ns, [*itertools.chain(*prompts)], steps))
     return found
 
 
-def _duration_of(call: StepCall) -> int:
+def duration_of(call: StepCall) -> int:
+    """Return the duration of a call in nanoseconds."""
     return max(call.end_ns - call.start_ns, 0)
 
 

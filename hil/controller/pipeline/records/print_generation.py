@@ -39,7 +39,8 @@ def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Seq
     for note in generation.notes:
         yield "note", [note]
     if generation.times is not None:
-        yield from _describe_times(generation, generation.times)
+        places = TokenPlaces.of_turns(generation.prompt_tokens, generation.tokens)
+        yield from describe_times(generation.times, places.steps, generation.bound)
 
 
 def worst_position(generation: StoredGeneration) -> StoredPosition | None:
@@ -120,15 +121,21 @@ def _exponential(value: float) -> float:
     return math.exp(value) if value < _MAX_EXPONENT else math.inf
 
 
-def _describe_times(generation: StoredGeneration, times: GenerationTimes) -> Iterator[tuple[str, Sequence[str]]]:
-    places = TokenPlaces.of_turns(generation.prompt_tokens, generation.tokens)
+def describe_times(
+    times: GenerationTimes, depths: Sequence[int], bound: int | None
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield labels and the parts of their texts.
+
+    Args:
+        depths: Number of cached tokens before each step.
+    """
     if times.ttft_ns is not None:
         yield "TTFT", [seconds(times.ttft_ns / 1e9), f"prefill {_format_rate(times.prefill_tokens_per_s)}"]
     percentiles = {"p50": times.tpot_p50_ns, "p90": times.tpot_p90_ns, "max": times.tpot_max_ns}
     shown = [f"{name} {seconds(ns / 1e9)}" for name, ns in percentiles.items() if ns is not None]
     if shown:
-        depth = f"at depth {places.steps[0]} to {places.steps[-1]}" if places.steps else ""
-        depth += f" of {generation.bound}" if generation.bound else ""
+        depth = f"at depth {depths[0]} to {depths[-1]}" if depths else ""
+        depth += f" of {bound}" if bound else ""
         yield "TPOT", [*shown, f"decode {_format_rate(times.decode_tokens_per_s)} {depth}"]
     if times.sampling_ns is not None:
         yield "sampling", [f"p50 {seconds(times.sampling_ns / 1e9)} between calls, not in TPOT"]

@@ -162,6 +162,11 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
         notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]
     if session.kind == "bench" and (compared := mapping(document.get("comparison"))):
         notes.append(comparison_text(compared))
+    if session.kind == "bench":
+        for one in mappings(document.get("prompts")):
+            times = {name: mapping(one.get(name)) for name in ("prefill", "ttft", "tpot")}
+            prompt = text(one.get("prompt"))
+            notes += [f"{prompt}, {name}: {comparison_text(found)}" for name, found in times.items() if found]
     if session.kind == "trace" and (found := comparison_of(Path(session.folder), document)):
         told = (text(found.get(name)) for name in ("name", "outcome", "reason"))
         notes.append(": ".join(filter(None, told)))

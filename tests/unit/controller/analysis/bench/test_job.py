@@ -59,3 +59,10 @@ def test_stored_run_board_requires_trust_or_explicit_board():
             board_of_stored(stored, nothing, own=False)
     stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
     assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)
+
+
+@pytest.mark.parametrize("settings", [{"concurrency": 2}, {"against": "latest"}])
+def test_bench_rejects_options_that_do_not_support_prompts(tmp_path: Path, settings):
+    job = Job(models=(MODEL,), generate=tmp_path / "prompts.toml", out=tmp_path / "runs")
+    with pytest.raises(UsageError, match=f"--generate does not support --{next(iter(settings))}"):
+        run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
