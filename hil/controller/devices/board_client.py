@@ -74,6 +74,8 @@ class Invocation:
     # ``wall_s`` of each command on the host's clock, the reason ``why`` the board has no agent, and ``not_measured``.
     provenance: Mapping[str, Any] = field(default_factory=dict)
     calls: tuple[StepCall, ...] = ()  # calls of a stepped program in all iterations
+    # From sending the inputs to the response, without the board's part and the outputs; 0 if unknown.
+    link_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Case:
     decoder: Decoder | None = None
     reference_decoder: ReferenceDecoder | None = None
     calls: tuple[StepCall, ...] = ()
+    link_ns: int = 0  # time of the link in the call; 0 if unknown
     prefill: RunResult | None = None
     generation: GenerationVerdict | None = None
     text_file: str = ""  # file with the prompt's tokens

@@ -225,7 +225,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 fetch_s=call.fetch_s,
             )
             if case.decoder is not None:
-                check_generation(case := replace(case, calls=call.calls))
+                check_generation(case := replace(case, calls=call.calls, link_ns=call.link_ns))
             yield case
             tools.sink.keep(case, "outputs")
             if case.decoder is not None:

@@ -66,6 +66,10 @@ class GenerationTimes(Record, kw_only=True):
         float | None,
         note("time to first token: median time from an iteration's start to the end of the prompt's calls"),
     ]
+    host_ttft_ns: Annotated[
+        float | None,
+        note("ttft_ns and the time to send the inputs and receive the response without outputs; null if unknown"),
+    ] = None
     tpot_p50_ns: Annotated[float | None, note("time per output token: duration of a step's call; null without steps")]
     tpot_p90_ns: float | None
     tpot_max_ns: float | None

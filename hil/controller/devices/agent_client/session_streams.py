@@ -246,6 +246,7 @@ class InvokeStream:
             else None,
             answers.repetition_of(done, start, outputs),
             calls=answers.calls_of(done, start),
+            link_ns=max(answered - begin - (done.ready_ns - done.received_ns), 0),
         )
 
     def close(self) -> None:

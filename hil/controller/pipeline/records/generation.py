@@ -52,7 +52,7 @@ def record_generation(case: Case) -> StoredGeneration | None:
         steps=len(TokenPlaces.of_turns(prompt, tokens).steps),
         chunk=decoder.plan.chunk,
         bound=decoder.plan.bound or None,
-        times=measure_generation(result, case.calls, prompt, tokens),
+        times=measure_generation(result, case.calls, prompt, tokens, case.link_ns),
         **judgement,
     )
 
@@ -99,7 +99,7 @@ class TokenTimes:
 
 
 def measure_generation(
-    result: RunResult, calls: Sequence[StepCall], prompt: Sequence[int], tokens: Sequence[int]
+    result: RunResult, calls: Sequence[StepCall], prompt: Sequence[int], tokens: Sequence[int], link_ns: int = 0
 ) -> GenerationTimes | None:
     """Return the times of the timed iterations; None without calls.
 
@@ -107,6 +107,7 @@ def measure_generation(
         calls: Calls of all iterations, in order. The agent may have dropped the last ones.
         prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.
         tokens: Chosen tokens, in the same form.
+        link_ns: Time to send the inputs and to receive the response; 0 if unknown.
     """
     iterations = split_calls(result.iterations_ns, calls, prompt, tokens)
     if not iterations:
@@ -122,7 +123,8 @@ def measure_generation(
     return GenerationTimes(
         iterations=len(iterations),
         steps=len(steps),
-        ttft_ns=float(np.median([one.first_ns - one.start_ns for one in iterations])),
+        ttft_ns=(ttft_ns := float(np.median([one.ttft_ns for one in iterations]))),
+        host_ttft_ns=ttft_ns + link_ns if link_ns else None,
         tpot_p50_ns=_percentile(steps, 50),
         tpot_p90_ns=_percentile(steps, 90),
         tpot_max_ns=_percentile(steps, 100),

@@ -130,7 +130,8 @@ def describe_times(
         depths: Number of cached tokens before each step.
     """
     if times.ttft_ns is not None:
-        yield "TTFT", [seconds(times.ttft_ns / 1e9), f"prefill {_format_rate(times.prefill_tokens_per_s)}"]
+        host = [] if times.host_ttft_ns is None else [f"{seconds(times.host_ttft_ns / 1e9)} on the host"]
+        yield "TTFT", [seconds(times.ttft_ns / 1e9), *host, f"prefill {_format_rate(times.prefill_tokens_per_s)}"]
     percentiles = {"p50": times.tpot_p50_ns, "p90": times.tpot_p90_ns, "max": times.tpot_max_ns}
     shown = [f"{name} {seconds(ns / 1e9)}" for name, ns in percentiles.items() if ns is not None]
     if shown:

@@ -124,6 +124,7 @@ GENERATION_COLUMNS: tuple[CaseColumn, ...] = (
     _make_generation_column("kl_bound", lambda found: found.kl_bound),
     _make_generation_column("top1", lambda found: found.top1),
     _make_time_column("ttft_ms", "ttft_ns"),
+    _make_time_column("host_ttft_ms", "host_ttft_ns"),
     _make_time_column("tpot_p50_ms", "tpot_p50_ns"),
     _make_time_column("tpot_p90_ms", "tpot_p90_ns"),
     _make_time_column("tpot_max_ms", "tpot_max_ns"),
