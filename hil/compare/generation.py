@@ -130,6 +130,22 @@ class RowResult:
 
 
 @dataclass(frozen=True)
+class CacheErrors:
+    """Comparison of a cache tensor.
+
+    Attributes:
+        errors: Largest error of each position's entry, divided by the permitted one [positions].
+        first: Position of the first entry. It is the last position for a state without positions.
+    """
+
+    name: str
+    layer: int
+    is_key: bool
+    errors: Array
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class GenerationFault:
     """A fault with its place. ``step`` is 0 in a prompt. ``layer`` is -1 if unknown or not in a layer."""
 
@@ -162,6 +178,7 @@ class GenerationVerdict:
         error_bound: Permitted difference of a logit.
         top: k -> share of positions whose k largest logits are the reference's.
         first_divergent: Number of the first chosen token that differs from the reference's, from 0; None if none does.
+        cache: Comparison of the cache tensors that have the shape of the reference's.
     """
 
     outcome: Outcome
@@ -174,6 +191,7 @@ class GenerationVerdict:
     top: Mapping[int, float] = field(default_factory=dict)
     first_divergent: int | None = None
     perplexity: Perplexity | None = None
+    cache: tuple[CacheErrors, ...] = ()
 
 
 @np.errstate(all="ignore")
@@ -192,7 +210,8 @@ def judge_generation(
     actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(baseline, control)
     finite = np.asarray((np.isfinite(actual) | _is_equal(actual, expected)).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
-    bad_cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
+    cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
+    bad_cache = _BadCache.of(cache)
     prefill = None
     if board.prefill is not None:
         exact = _rows_at(baseline, range(len(board.prefill)))
@@ -229,6 +248,7 @@ def judge_generation(
         top={k: share for k in (1, *_TOP) if (share := _top_share(actual, expected, k)) is not None},
         first_divergent=next((n for n, position in enumerate(board.places.chosen) if position in differing), None),
         perplexity=_measure_perplexity(board, actual, expected),
+        cache=cache,
     )
 
 
@@ -373,6 +393,17 @@ class _BadCache:
     rows: Mapping[tuple[int, bool], tuple[int, ...]]
     names: Mapping[tuple[int, bool], str]
 
+    @classmethod
+    def of(cls, cache: Iterable[CacheErrors]) -> _BadCache:
+        """Find the wrong positions of each layer's keys and values."""
+        rows: dict[tuple[int, bool], tuple[int, ...]] = {}
+        names: dict[tuple[int, bool], str] = {}
+        for one in cache:
+            key = (one.layer, one.is_key)
+            rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, one.first + np.flatnonzero(~(one.errors <= 1)))}))
+            names.setdefault(key, one.name)
+        return cls(rows, names)
+
     @property
     def first(self) -> int | None:
         """The first wrong position, or None."""
@@ -393,9 +424,8 @@ def _compare_cache(
     reference: Sequence[CacheRows],
     baseline: Sequence[CacheRows],
     control: Sequence[CacheRows],
-) -> _BadCache:
-    rows: dict[tuple[int, bool], tuple[int, ...]] = {}
-    names: dict[tuple[int, bool], str] = {}
+) -> tuple[CacheErrors, ...]:
+    found = []
     for one, *others in zip(board, reference, baseline, control, strict=False):
         if one.rows.shape[1:] != others[0].rows.shape[1:]:
             continue
@@ -404,11 +434,10 @@ def _compare_cache(
         error = np.abs(rounded - exact).max(-1, initial=0.0)
         scale = float(np.abs(expected).max(initial=0.0))
         limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
-        wrong = ~(np.abs(actual - expected).max(-1, initial=0.0) <= limit)
-        key = (one.layer, one.is_key)
-        rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, one.first + np.flatnonzero(wrong))}))
-        names.setdefault(key, one.name)
-    return _BadCache(rows, names)
+        far = np.abs(actual - expected).max(-1, initial=0.0)
+        errors = np.where(far == limit, np.sign(far), far / limit)  # both may be 0 or infinite
+        found.append(CacheErrors(one.name, one.layer, one.is_key, errors, one.first))
+    return tuple(found)
 
 
 def _find_cause(

@@ -10,6 +10,8 @@ from hil.controller.records.base import Count, Number, Record, note
 
 # Maximum numbers of stored values.
 MAX_ROWS, MAX_TIMES = 4096, 10_000
+# Maximum size of a map of the cache: layers and positions.
+MAX_LAYERS, MAX_COLUMNS = 64, 256
 # Token ids. -1 is between the turns of a conversation.
 Tokens = list[int]
 Share = Annotated[float, Meta(ge=0, le=1)] | None
@@ -52,6 +54,25 @@ class StoredPerplexity(Record, kw_only=True):
     reference_nats: Number
     error_nats: Annotated[Number, note("standard error of the mean difference board - reference; null for one token")]
     file: Annotated[str, note("text file of the tokens, or empty")] = ""
+
+
+class StoredCacheRow(Record, kw_only=True):
+    """Errors of cache entries, relative to the bound: above 1 is wrong."""
+
+    layer: Annotated[Count, note("first layer of the row")]
+    keys: Annotated[
+        list[Number], note("largest error of the layers' keys, per column of positions", max_length=MAX_COLUMNS)
+    ]
+    values: Annotated[list[Number], note("as keys, for the layers' values", max_length=MAX_COLUMNS)]
+
+
+class StoredCacheMap(Record, kw_only=True):
+    """Errors of the cache by layer and position."""
+
+    positions: Count
+    stride: Annotated[int, note("positions per column", ge=1)]
+    layers: Annotated[int, note("layers per row", ge=1)]
+    rows: Annotated[list[StoredCacheRow], Meta(max_length=MAX_LAYERS)]
 
 
 class GenerationTimes(Record, kw_only=True):
@@ -107,5 +128,6 @@ class StoredGeneration(Record, kw_only=True):
     first_divergent: Annotated[
         Count | None, note("first chosen token that differs from the reference's, from 0; null if none does")
     ] = None
+    cache: Annotated[StoredCacheMap | None, note("null if the cache was not compared")] = None
     notes: list[str] = []
     times: Annotated[GenerationTimes | None, note("null without timed calls")] = None

@@ -143,6 +143,12 @@ def test_judge_generation_notes_unused_cache_entries():
     assert judged.notes == ("cache entries differ from position 79, without effect on the logits",)
 
 
+def test_judge_generation_measures_cache_errors_relative_to_bound():
+    cache = judge(generated(np.float16, "layer")).cache
+    assert {one.layer for one in cache} == {0, 1, 2, 3} and len(cache) == 8
+    assert all((one.errors > 1).any() == (one.layer == 3) and (one.errors[:50] <= 1).all() for one in cache)
+
+
 def test_judge_generation_skips_cache_of_another_size():
     board, reference = generated(np.float32), generated()
     half = tuple(replace(one, rows=one.rows[:, ::2]) for one in reference.cache)

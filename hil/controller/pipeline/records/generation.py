@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from hil.compare.generation import GenerationFault, RowResult
+from hil.compare.generation import CacheErrors, GenerationFault, RowResult
 from hil.controller.pipeline.case import Case
+from hil.controller.records.base import Number
 from hil.controller.records.generation import (
+    MAX_COLUMNS,
+    MAX_LAYERS,
     MAX_ROWS,
     MAX_TIMES,
     GenerationTimes,
+    StoredCacheMap,
+    StoredCacheRow,
     StoredFault,
     StoredGeneration,
     StoredPerplexity,
@@ -42,6 +47,7 @@ def record_generation(case: Case) -> StoredGeneration | None:
             **{f"top{k}": share for k, share in judged.top.items()},
             "perplexity": judged.perplexity and StoredPerplexity(**vars(judged.perplexity), file=case.text_file),
             "first_divergent": judged.first_divergent,
+            "cache": _map_cache(judged.cache),
             "notes": list(judged.notes),
         }
     return StoredGeneration(
@@ -66,6 +72,30 @@ def _select_rows(rows: Sequence[RowResult]) -> list[RowResult]:
     """Return at most MAX_ROWS rows in order of positions. Prefer wrong rows, then those with a large divergence."""
     worst = sorted(rows, key=lambda row: (row.passed, -math.inf if math.isnan(row.kl) else -row.kl))[:MAX_ROWS]
     return sorted(worst, key=lambda row: row.position)
+
+
+def _map_cache(cache: Sequence[CacheErrors]) -> StoredCacheMap | None:
+    """Return the errors by layer and position, with the largest error of neighbours if there are many."""
+    if not cache:
+        return None
+    positions, count = max(one.first + len(one.errors) for one in cache), max(one.layer for one in cache) + 1
+    stride, layers = (max(-(-size // most), 1) for size, most in ((positions, MAX_COLUMNS), (count, MAX_LAYERS)))
+    rows = []
+    for first in range(0, count, layers):
+        own = [one for one in cache if first <= one.layer < first + layers]
+        keys, values = (_shrink_errors([one for one in own if one.is_key == kind], stride) for kind in (True, False))
+        rows.append(StoredCacheRow(layer=first, keys=keys, values=values))
+    return StoredCacheMap(positions=positions, stride=stride, layers=layers, rows=rows)
+
+
+def _shrink_errors(cache: Sequence[CacheErrors], stride: int) -> list[Number]:
+    """Return the largest error per column of positions. NaN is larger than any number."""
+    size = max((one.first + len(one.errors) for one in cache), default=0)
+    columns = np.zeros((len(cache), -(-size // stride) * stride))
+    for row, one in zip(columns, cache, strict=True):
+        row[one.first : one.first + len(one.errors)] = one.errors
+    largest = columns.max(0, initial=0.0).reshape(-1, stride).max(-1)
+    return [float(f"{one:.3g}") for one in largest.tolist()]
 
 
 @dataclass(frozen=True)

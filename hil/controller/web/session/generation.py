@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hil.controller.records.base import Number, make_record, parse_number
-from hil.controller.records.generation import StoredGeneration, StoredPosition
+from hil.controller.records.generation import StoredCacheMap, StoredGeneration, StoredPosition
 from hil.core.steps import TokenPlaces
 from hil.errors import UsageError
 
@@ -17,6 +19,9 @@ _MAX_ROWS = 500
 # Size of a chart in its own units.
 WIDTH, HEIGHT = 1000, 160
 _PADDING = 8
+# Levels of a cache's errors, relative to the bound: the largest of each but the last.
+_LIMITS = (0.1, 1.0, 10.0)
+LEVELS = ("up to 0.1 x the bound", "up to the bound", "up to 10 x the bound", "above, or not finite")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,36 @@ class LineChart:
 
 
 @dataclass(frozen=True)
+class CacheCell:
+    """Neighbouring columns of a row whose errors have the same level.
+
+    Attributes:
+        level: Place in :data:`LEVELS`; errors that are not finite are in the last one.
+    """
+
+    x: int
+    y: int
+    width: int
+    level: int
+
+
+@dataclass(frozen=True)
+class CacheMap:
+    """Errors of the keys or the values of a cache, by layer and position.
+
+    Attributes:
+        cells: Cells above the lowest level. A row is a layer, or neighbouring layers.
+        text: Largest error.
+    """
+
+    title: str
+    columns: int
+    rows: int
+    cells: Sequence[CacheCell]
+    text: str
+
+
+@dataclass(frozen=True)
 class GenerationView:
     """A generation with the values that its part of the page needs."""
 
@@ -63,6 +98,8 @@ class GenerationView:
     rows: Sequence[PositionRow]
     hidden: int  # number of positions that are not in the table
     charts: Sequence[LineChart]
+    maps: Sequence[CacheMap]
+    levels: Sequence[str] = LEVELS
 
 
 def view_generation(values: Any) -> GenerationView | None:
@@ -82,7 +119,7 @@ def _build_view(record: StoredGeneration) -> GenerationView:
     chosen = TokenPlaces.of_turns(record.prompt_tokens, record.tokens).chosen
     step_of = {position: step for step, position in enumerate(chosen)}
     rows = [_make_row(one, step_of.get(one.position)) for one in shown]
-    return GenerationView(record, rows, len(positions) - len(rows), [*_draw_charts(record)])
+    return GenerationView(record, rows, len(positions) - len(rows), _draw_charts(record), _draw_maps(record.cache))
 
 
 def _make_row(one: StoredPosition, step: int | None) -> PositionRow:
@@ -98,6 +135,42 @@ def _draw_charts(record: StoredGeneration) -> Sequence[LineChart]:
     steps = record.times.step_ns if record.times else []
     times = _draw_line("Time of each step in ms", [one / 1e6 for one in steps], [False] * len(steps))
     return [one for one in (kl, margin, times) if one is not None]
+
+
+def _draw_maps(cache: StoredCacheMap | None) -> list[CacheMap]:
+    """Return the maps of keys and values."""
+    if cache is None:
+        return []
+    rows = {"Keys": [one.keys for one in cache.rows], "Values": [one.values for one in cache.rows]}
+    return [one for title, errors in rows.items() if (one := _draw_map(title, cache, errors)) is not None]
+
+
+def _draw_map(title: str, cache: StoredCacheMap, errors: Sequence[Sequence[Number]]) -> CacheMap | None:
+    columns = max(map(len, errors), default=0)
+    if not columns:
+        return None
+    cells = [cell for y, row in enumerate(errors) for cell in _merge_cells(y, row)]
+    places = [(_rank_error(one), y, x) for y, row in enumerate(errors) for x, one in enumerate(row)]
+    _, y, x = max(places, key=lambda place: (place[0], -place[1], -place[2]))
+    worst = parse_number(errors[y][x])
+    where = f"in layer {cache.rows[y].layer}, position {x * cache.stride}"
+    text = f"largest error {'-' if worst is None else f'{worst:.3g}'} x the bound {where}"
+    return CacheMap(f"{title} of the cache", columns, len(errors), cells, text)
+
+
+def _merge_cells(y: int, row: Sequence[Number]) -> Iterator[CacheCell]:
+    x = 0
+    for level, same in itertools.groupby(row, lambda error: bisect.bisect_left(_LIMITS, _rank_error(error))):
+        width = sum(1 for _ in same)
+        if level:
+            yield CacheCell(x, y, width, level)
+        x += width
+
+
+def _rank_error(error: Number) -> float:
+    """Return an error for comparisons. NaN is larger than any number."""
+    number = parse_number(error)
+    return math.inf if number is None or math.isnan(number) else number
 
 
 def _draw_line(

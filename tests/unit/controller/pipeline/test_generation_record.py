@@ -16,7 +16,15 @@ from rich.console import Console
 from support.generations import place_tokens, stored_generation
 from support.run_records import run_case
 
-from hil.compare.generation import FaultKind, Generated, GenerationFault, GenerationVerdict, RowResult, judge_generation
+from hil.compare.generation import (
+    CacheErrors,
+    FaultKind,
+    Generated,
+    GenerationFault,
+    GenerationVerdict,
+    RowResult,
+    judge_generation,
+)
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.generation import measure_generation, record_generation
@@ -24,7 +32,7 @@ from hil.controller.pipeline.records.print_case import print_case
 from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.generation import MAX_ROWS, StoredPerplexity
+from hil.controller.records.generation import MAX_COLUMNS, MAX_LAYERS, MAX_ROWS, StoredPerplexity
 from hil.controller.records.run import make_run_case
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult
@@ -201,3 +209,25 @@ def test_unstable_case_hints_at_cache():
     )
     assert "each prompt starts with an empty cache" in text.replace("\n               ", " ")
     assert "--allow-unstable" not in text and "tables" not in text
+
+
+def test_record_maps_largest_errors_of_the_cache():
+    errors = np.linspace(0.5, 1.5, 2 * MAX_COLUMNS + 1)
+    errors[3] = np.nan
+    cache = tuple(CacheErrors(f"{n}", n, is_key, errors) for n in range(MAX_LAYERS + 1) for is_key in (True, False))
+    found = record_generation(make_case(make_verdict(cache=cache)))
+    assert found is not None and found.cache is not None
+    assert (found.cache.positions, found.cache.stride, found.cache.layers) == (2 * MAX_COLUMNS + 1, 3, 2)
+    assert [row.layer for row in found.cache.rows] == list(range(0, MAX_LAYERS + 1, 2))
+    row = found.to_json()["cache"]["rows"][-1]
+    assert row["keys"] == row["values"] and len(row["keys"]) <= MAX_COLUMNS
+    assert row["keys"][:2] == [0.504, "nan"] and row["keys"][-1] == 1.5
+
+
+def test_times_on_the_host_include_the_link():
+    case = replace(make_case(), link_ns=5000)
+    found = record_generation(case)
+    assert found is not None and found.times is not None
+    assert (found.times.ttft_ns, found.times.host_ttft_ns) == (300, 5300)
+    found = record_generation(make_case())
+    assert found is not None and found.times is not None and found.times.host_ttft_ns is None

@@ -74,3 +74,23 @@ def test_invalid_record_has_no_view(values: object):
 def test_huge_numbers_have_no_view():
     times = {**TIMES, "step_ns": [10**400, 1]}
     assert view_generation({**stored_generation().to_json(), "times": times}) is None
+
+
+def test_case_page_shows_errors_of_the_cache_by_layer(tmp_path: Path):
+    rows = [{"layer": layer, "keys": [0.01] * 6, "values": [0.01, 0.5, 0.5, 3, "nan", 20]} for layer in range(2)]
+    cache = {"positions": 12, "stride": 2, "layers": 1, "rows": rows}
+    values = stored_generation(cache=cache).to_json()
+    found = view_generation(values)
+    assert found is not None
+    keys, errors = found.maps
+    assert (keys.cells, keys.columns, keys.rows) == ([], 6, 2)
+    assert [(cell.x, cell.y, cell.width, cell.level) for cell in errors.cells[:3]] == [
+        (1, 0, 2, 1),
+        (3, 0, 1, 2),
+        (4, 0, 2, 3),
+    ]
+    write_run(tmp_path, "one", [{**run_case(generation=values).to_json(), "name": "model"}])
+    with asking(tmp_path) as client:
+        page = get(client, id="one", case="model")
+    assert page.count('<rect class="level3"') == 3  # two rows, and the legend
+    assert "largest error nan x the bound in layer 0, position 8" in text_of(page)
