@@ -140,7 +140,7 @@ _COUNT: Kind = ("a whole number", _to_int)
 # Largest count in one call: the agent returns two time stamps for each run.
 MAX_RUNS = 1_000_000
 _NUMBER_OR_NONE: Kind = ("a number or None", _allow_none(_to_float))
-_PATH_OR_NONE: Kind = ("a path or None", _allow_none(_to_path))
+PATH_OR_NONE: Kind = ("a path or None", _allow_none(_to_path))
 _FLAG: Kind = ("True or False", _require_type(bool))
 _TENSORS: Kind = ("arrays by name, or a sequence of strings as on the command line", _to_tensors)
 
@@ -359,7 +359,7 @@ class CaseSettings:
     # directory for the compiler's IR; a suite creates a subdirectory per case.
     debug_ir: Path | None = _make_option(
         None,
-        _PATH_OR_NONE,
+        PATH_OR_NONE,
         "Dump the compiler's IR to this directory; suites add a subdirectory per case.",
         metavar="DIR",
         decides=False,
@@ -428,7 +428,7 @@ class RunSettings(CaseSettings):
     # specification of prompts for a decoder; None runs the model once.
     generate: Path | None = _make_option(
         None,
-        _PATH_OR_NONE,
+        PATH_OR_NONE,
         "Generate tokens with a decoder and verify each: a TOML file with prompts.",
         metavar="SPEC",
     )
@@ -450,7 +450,7 @@ class Options(RunSettings):
     compiler: str = _make_option("", TEXT)  # the compiler; "" is the runtime's default
     # the model before quantization or a similar change. The outputs are also compared with its reference, and this
     # comparison is reported separately. None if not available.
-    plain_model: Path | None = _make_option(None, _PATH_OR_NONE)
+    plain_model: Path | None = _make_option(None, PATH_OR_NONE)
     # name -> tensor, used instead of that reference.
     plain_expected: Mapping[str, Array] = _make_option(
         {}, ("arrays by name", lambda value: dict(_require_type(Mapping)(value)))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hil.controller.pipeline.settings.model_settings import checked_models
-from hil.controller.pipeline.settings.options import RunSettings, Spec, specs_of
+from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, specs_of
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_of
 from hil.core.files import digest_file, read_text
@@ -143,7 +143,7 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
             raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}")
         if name == "accept":
             yield name, _read_accept(path, f"{where} accept", value)
-        elif specs[name].metavar == "DIR":
+        elif specs[name].kind is PATH_OR_NONE:
             yield name, str(path.parent / value)
         else:
             yield name, tuple(value) if isinstance(value, list) else value

@@ -83,6 +83,14 @@ def test_read_project_reads_defaults_models_and_outputs(write: Write) -> None:
     assert found.asks == ()
 
 
+def test_read_project_resolves_paths_against_its_directory(write: Write) -> None:
+    path = write('[defaults]\ngenerate = "a.toml"\n[models.x]\ngenerate = "b/c.toml"')
+    found = read_project(path)
+    assert found.defaults == {"generate": str(path.parent / "a.toml")}
+    own = checked_models(found.models)["x"]
+    assert own == {"generate": path.parent / "b" / "c.toml"}
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
