@@ -198,6 +198,9 @@ class RunCase(Record, kw_only=True):
     pushed_bytes: Count = 0
     device: DeviceStatistics | None
     generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
+    generation_digest: Annotated[
+        str, note("digest of the models, tokens and settings of --generate; empty without --generate")
+    ] = ""
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     compilations: StoredCompilations | None = None
     peak_memory_bytes: Count | None = None

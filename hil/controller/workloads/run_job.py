@@ -10,20 +10,21 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import with_given_defaults
-from hil.controller.models.generation.spec import find_prompt, read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.records.generation import digest_generation
 from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
-from hil.controller.pipeline.settings.options import Job, Options
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lent
+from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
 from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
@@ -78,8 +79,9 @@ def run_job(
         planned = sized_cases(job, replace(job.options(), inputs=tuple(job.inputs)), context)
         kept = {case.name: case for case in run.record.cases if case.outcome} if run else {}
         for one in planned:
-            if one.name in kept and _has_changed(kept[one.name], one.path, one.options, context):
-                screen.note(f"rerunning {one.name}: the model changed")
+            if one.name in kept and _has_changed(kept[one.name], one, context):
+                what = "the model, the specification or the reference" if one.options.generate else "the model"
+                screen.note(f"rerunning {one.name}: {what} changed")
                 del kept[one.name]
 
         def begin(one: SizedCase) -> Case:
@@ -122,17 +124,18 @@ def run_job(
         )
 
 
-def _has_changed(record: RunCase, path: Path, options: Options, context: RunContext) -> bool:
-    """Return whether a finished case's model or prompt has changed. If the model file is missing, return False."""
-    if options.generate is not None and record.generation is not None:
-        spec = read_spec(options.generate)
-        prompt, was_run = find_prompt(spec, options.prompt), record.generation
-        if prompt is None or (was_run.prompt_tokens, was_run.forced) != prompt.joined(spec.steps):
-            return True
-    was = record.model and record.model.digest
+def _has_changed(record: RunCase, one: SizedCase, context: RunContext) -> bool:
+    """Return whether a finished case's model or generation has changed. If the model file is missing, return False.
+
+    Raises:
+        UsageError: the specification of a generation has become invalid.
+    """
+    was, options = record.model and record.model.digest, one.options
+    if options.generate is not None and was is not None and is_file(one.path):
+        return record.generation_digest != digest_generation(Runner(context).begin(one.path, options, Path()))
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
-        model = import_model(path, function=options.function, dims=options.dims, **work)
+        model = import_model(one.path, function=options.function, dims=options.dims, **work)
         return bool(was != with_given_defaults(model, options.inputs, context)[0].digest)
     except UsageError:
         return False

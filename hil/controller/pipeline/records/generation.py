@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hil.compare.generation import CacheErrors, GenerationFault, RowResult
+from hil.controller.models.inputs import digest_of_samples
 from hil.controller.pipeline.case import Case
 from hil.controller.records.base import Number
 from hil.controller.records.generation import (
@@ -27,6 +29,7 @@ from hil.controller.records.generation import (
     StoredPerplexity,
     StoredPosition,
 )
+from hil.core.digest import digest_of
 from hil.core.results import RunResult
 from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall, TokenPlaces, split_turns
 
@@ -61,6 +64,16 @@ def record_generation(case: Case) -> StoredGeneration | None:
         times=measure_generation(result, case.calls, prompt, tokens, case.link_ns),
         **judgement,
     )
+
+
+def digest_generation(case: Case) -> str:
+    """Return a digest of the model, the reference, the tokens, and how to run both models; "" without --generate."""
+    model, decoder, reference, inputs = case.model, case.decoder, case.reference_decoder, case.inputs
+    if model is None or decoder is None or reference is None or inputs is None:
+        return ""
+    plans = [decoder.plan.to_json(), reference.decoder.plan.to_json()]
+    parts = [model.digest, reference.model.digest, digest_of_samples([inputs]), json.dumps(plans)]
+    return digest_of("\0".join(parts).encode())
 
 
 def _record_fault(fault: GenerationFault) -> StoredFault:
