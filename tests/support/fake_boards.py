@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,8 +16,10 @@ from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Artifact, RunResult
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost
+from support.step_programs import run_summing
 
 X = TensorSpec("x", "float32", (2,))
 Y = TensorSpec("y", "float32", (2,))
@@ -92,15 +94,25 @@ class FakeProgram:
         return SimpleNamespace(function=self.artifact.function, inputs=(X,), outputs=(Y,))
 
     def run(
-        self, inputs: Mapping[str, Array], *, iterations: int = 1, warmup: int = 0, **_: Any
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        iterations: int = 1,
+        warmup: int = 0,
+        steps: StepsPlan | None = None,
+        names: Sequence[str] = ("y",),
+        **_: Any,
     ) -> tuple[RunResult, SimpleNamespace]:
-        """Double the input; each iteration takes 5 ns."""
-        self.board.note("run", self.artifact.function)
-        self.board.counts.append((iterations, warmup))
+        """Double the input, or generate tokens as :class:`SummingProgram`; each iteration takes 5 ns."""
+        if steps is None or steps.steps:  # not the run of all tokens as a prompt
+            self.board.note("run", self.artifact.function)
+            self.board.counts.append((iterations, warmup))
+        arrays = [inputs["x"] * self.factor] if steps is None else run_summing(steps, inputs)
         told = {"board": self.board.name, "placement": None}
         times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
-        result = RunResult(self.board.name, {"y": inputs["x"] * self.factor}, times, provenance=told, cold=not warmup)
-        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0)
+        outputs = dict(zip(names, arrays, strict=True))
+        result = RunResult(self.board.name, outputs, times, provenance=told, cold=not warmup)
+        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=())
 
     def log(self) -> list[str]:
         """One line."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.steps import INPUTS, SteppedProgram, StepRule, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 
 VOCABULARY = 7
@@ -85,6 +85,14 @@ def plan_of(program: SummingProgram, steps: int, **more: Any) -> StepsPlan:
     rules = [(0, StepRule.TOKENS), (1, StepRule.POSITIONS), (3, StepRule.MASK)][: len(program.inputs) - 1]
     shapes = ((1, program.slots, _WIDTH),)
     return StepsPlan(tuple(rules), ((2, 1),), 0, steps, bound=program.slots, shapes=shapes, **more)
+
+
+def run_summing(plan: StepsPlan, inputs: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of a generation with the decoder: logits, positions, tokens, cache."""
+    stepped = SteppedProgram(SummingProgram(), plan)
+    stepped.bind([inputs[name] for name in INPUTS])
+    stepped.run()
+    return stepped.fetch()
 
 
 def save_summing_model(path: Path) -> Path:

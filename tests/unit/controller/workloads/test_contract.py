@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_boards import FakeBoards, FakeProgram, X, Y, fake_boards, fake_choice, lost
+from support.step_programs import SummingProgram, run_summing
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.analysis.bench import job as bench_job
 from hil.controller.analysis.bisect import find as bisection
 from hil.controller.analysis.profile import collect
 from hil.controller.backends import compilers, references
+from hil.controller.backends.references import generation as reference_generation
 from hil.controller.farm.client import submitting
 from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host import job_attempt
@@ -63,6 +65,7 @@ from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
 from hil.core.results import Artifact, Model, Outcome, RunResult
+from hil.core.steps import OUTPUTS
 from hil.errors import (
     EXIT_BOARD,
     EXIT_INTERRUPTED,
@@ -86,6 +89,16 @@ __all__ = ["fake_boards"]
 pytest_plugins = "pytester"
 A, B = "unix:/fake/a", "unix:/fake/b"
 ONE = np.ones(2, np.float32)
+# Start of the file of a decoder.
+DECODER = b"decoder"
+SPEC = """
+steps = 3
+[[prompt]]
+name = "p"
+tokens = [1, 4, 2]
+[roles.cache]
+cache = "new_cache"
+"""
 
 
 class FakeIsolated:
@@ -114,8 +127,11 @@ class Quiet:
 
 
 def import_model(path: Path, *, function: str = "", **_: Any) -> Model:
-    """Return a model with one input and one output, named after its file."""
-    return Model(path.stem, "onnx", path, {path.name: path}, digest_of(path.stem.encode()), function, (X,), (Y,))
+    """Return a model with one input and one output, or a decoder, named after its file."""
+    is_decoder = path.exists() and path.read_bytes().startswith(DECODER)
+    inputs, outputs = (SummingProgram().inputs, SummingProgram().outputs) if is_decoder else ((X,), (Y,))
+    digest = digest_of(path.read_bytes() if is_decoder else path.stem.encode())
+    return Model(path.stem, "onnx", path, {path.name: path}, digest, function, inputs, outputs)
 
 
 def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
@@ -127,6 +143,11 @@ def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
 def run_reference(model: Model, inputs: Any, **_: Any) -> RunResult:
     """Twice the input, as the fake boards compute."""
     return RunResult("fake", {"y": inputs["x"] * 2})
+
+
+def run_generation(model: Model, inputs: Any, plan: Any, arithmetic: str = "float64", **_: Any) -> RunResult:
+    """Return the outputs of the decoder, which are exact in every arithmetic."""
+    return RunResult(arithmetic, dict(zip((*OUTPUTS, "new_cache"), run_summing(plan, inputs), strict=True)))
 
 
 def refer_each(names: Any, model: Model, inputs: Any, **_: Any) -> tuple[list[RunResult], dict[str, Any]]:
@@ -147,6 +168,7 @@ FAKES = {
     compilers.compile_model: compile_model,
     references.run_reference_with_fallback: lambda *given, **work: (run_reference(*given, **work), {}),
     references.refer_each: refer_each,
+    reference_generation.run_generation: run_generation,
     references.measure_noise: lambda *_, **__: {},
     isolated_module.Isolated: FakeIsolated,
 }
@@ -174,9 +196,32 @@ def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:
 
 
 def by_run(place: Path, **how: Any) -> dict[str, str]:
-    job = Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs", **how)
+    return by_job(Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs", **how))
+
+
+def by_job(job: Job) -> dict[str, str]:
     record = run_job(job, screen=Quiet()).to_json()
     return {case["name"]: case["outcome"] for case in record["cases"]}
+
+
+def decoders(place: Path) -> tuple[Path, ...]:
+    """Create decoders, each with a specification that suites find."""
+    files = models(place / "models")
+    for file in files:
+        file.write_bytes(DECODER + file.stem.encode())
+        file.with_suffix(".generate.toml").write_text(SPEC)
+    return files
+
+
+def by_generation(place: Path) -> dict[str, str]:
+    spec = decoders(place)[0].with_suffix(".generate.toml")
+    found = by_job(Job(models=decoders(place), generate=spec, board=A, runtime="onnxruntime", out=place / "runs"))
+    return {name.partition("-")[0]: outcome for name, outcome in found.items()}
+
+
+def by_suite_generation(place: Path) -> dict[str, str]:
+    decoders(place)
+    return by_suite(place)
 
 
 def bundle(place: Path) -> Bundle:
@@ -372,6 +417,8 @@ class Workload:
 
 WORKLOADS = {
     "run": Workload(by_run),
+    "generation": Workload(by_generation),
+    "suite generation": Workload(by_suite_generation, runs_again=True, usage="RUN_ERROR"),
     "bundle run": Workload(by_bundle),
     "suite": Workload(by_suite, runs_again=True, usage="RUN_ERROR"),
     "bench": Workload(by_bench, all="b"),
@@ -478,6 +525,50 @@ def test_resumed_run_does_not_repeat_finished_cases(fake_boards: FakeBoards, tmp
     record = run_job(Job(out=tmp_path / "runs"), resume=stored, screen=Quiet())
     assert [case.outcome for case in record.cases] == [Outcome.PASS] * 3
     assert [fake_boards.did.count(f"run {name}") for name in "abc"] == [1, 2, 1]
+
+
+def change(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+# Change of the files of a generation -> whether the finished case runs again.
+GENERATION_CHANGES: dict[str, tuple[Callable[[Path], Any], bool]] = {
+    "nothing": (lambda folder: None, False),
+    "steps": (lambda folder: change(folder / "a.generate.toml", "steps = 3", "steps = 4"), True),
+    "tokens": (lambda folder: change(folder / "a.generate.toml", "[1, 4, 2]", "[1, 4, 3]"), True),
+    "reference": (lambda folder: change(folder / "c.onnx", "decoder", "decoder of another digest"), True),
+    "other prompt": (
+        lambda folder: change(folder / "a.generate.toml", "[roles", "[[prompt]]\ntokens=[1]\n[roles"),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GENERATION_CHANGES)
+def test_resumed_generation_repeats_changed_cases(fake_boards: FakeBoards, what: str, tmp_path: Path) -> None:
+    alter, is_changed = GENERATION_CHANGES[what]
+    a, b, _ = decoders(tmp_path)
+    spec = tmp_path / "models" / "a.generate.toml"
+    change(spec, "steps = 3", 'steps = 3\nreference = "c.onnx"')
+    fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        by_job(Job(models=(a, b), generate=spec, board=A, runtime="onnxruntime", out=tmp_path / "runs"))
+    alter(tmp_path / "models")
+    (run,) = (one.name for one in (tmp_path / "runs").iterdir() if (one / "run.json").exists())
+    record = run_job(Job(out=tmp_path / "runs"), resume=run, screen=Quiet())
+    assert {case.outcome for case in record.cases} == {Outcome.PASS}
+    assert fake_boards.did.count("run a") == 1 + is_changed + (what == "other prompt")
+
+
+def test_resumed_generation_refuses_invalid_specification(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        by_generation(tmp_path)
+    (run,) = (one.name for one in (tmp_path / "runs").iterdir() if (one / "run.json").exists())
+    change(tmp_path / "models" / "a.generate.toml", "new_cache", "newer_cache")
+    with pytest.raises(UsageError, match="no output 'newer_cache'"):
+        run_job(Job(out=tmp_path / "runs"), resume=run, screen=Quiet())
 
 
 def test_filter_without_match_adds_note(fake_boards: FakeBoards, tmp_path: Path) -> None:
