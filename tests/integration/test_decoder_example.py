@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ import onnx
 import onnxruntime
 import pytest
 from support.commands import Ended
-from support.decoder import NumpyDecoder
+from support.decoder import DECODER, NumpyDecoder, import_make
 
 from hil.agent.runtimes.iree import IreeRuntime
 from hil.core.config_files import parse_toml
 
-DECODER = Path(__file__).parents[2] / "examples" / "decoder"
 LAYERS = 4
 PROMPT = 16
 # Positions up to 69, so that all faults are active.
@@ -32,11 +30,7 @@ Program = Callable[[list[Array]], Sequence[Array]]
 
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decoder_make", DECODER / "make.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_make()
 
 
 @pytest.fixture(scope="module")

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from support.commands import Ended
-from support.decoder import NumpyDecoder
+from support.decoder import DECODER, NumpyDecoder, import_make
 from support.waiting import eventually
 
 from hil.core.steps import TURN_END, TokenPlaces, split_turns
 
-DECODER = Path(__file__).parents[2] / "examples" / "decoder"
 MODEL = DECODER / "decoder.onnx"
 PROMPT = list(b"The board needs ")
 FORCED = list(b"SSH, a POSIX shell (busy")  # positions 16 to 39
@@ -59,24 +56,15 @@ def generate(hil: Callable[..., Ended], tmp_path: Path) -> Callable[..., tuple[i
     return call
 
 
-def load_maker() -> ModuleType:
-    """Import the script of the example."""
-    found = importlib.util.spec_from_file_location("decoder_make", DECODER / "make.py")
-    assert found is not None and found.loader is not None
-    make = importlib.util.module_from_spec(found)
-    found.loader.exec_module(make)
-    return make
-
-
 def run_exactly(tokens: list[int]) -> np.ndarray:
     """Return the logits of tokens in float64."""
-    return NumpyDecoder(load_maker().load_weights()).run(tokens)
+    return NumpyDecoder(import_make().load_weights()).run(tokens)
 
 
 @pytest.fixture(scope="module")
 def static_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The decoder with a static cache and a mask with a row per token."""
-    make = load_maker()
+    make = import_make()
     path = tmp_path_factory.mktemp("static") / "decoder_static.onnx"
     onnx.save(make.Decoder(make.load_weights(), is_static=True).build(), path)
     return path
@@ -210,6 +198,12 @@ def test_generation_names_step_of_hang(generate):
     code, case = generate(*ORT, "--fault", "hang:position=3", "--timeout", "3")
     assert (code, case["outcome"]) == (3, "TIMEOUT")
     assert case["reason"].endswith("was stopped; the generation was in the prompt, position 0")
+
+
+def test_generation_reports_lost_board(generate):
+    """The board is gone, so the step is unknown."""
+    code, case = generate(*ORT, "--fault", "kill-agent:position=20")
+    assert (code, case["outcome"], case["stage"]) == (4, "BOARD_LOST", "run") and "step" not in case["reason"]
 
 
 def test_interrupted_generation_resumes(hil, environment, tmp_path):

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+
+DECODER = Path(__file__).parents[2] / "examples" / "decoder"
 
 HEAD_SIZE = 16
 ROPE_THETA = 10000.0
 NORM_EPSILON = 1e-6
 
 Array = np.ndarray
+
+
+def import_make() -> ModuleType:
+    """Return the module of examples/decoder/make.py."""
+    spec = importlib.util.spec_from_file_location("decoder_make", DECODER / "make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def normalize(x: Array, scale: Array) -> Array:
