@@ -18,6 +18,7 @@ from support.farm_hosts import Host, job_of, owners_at_once, result_of, running_
 from support.farms import Server, fresh
 from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
+from support.step_programs import save_summing_model
 from support.waiting import eventually
 
 from hil.controller.devices.agent_client.client import AgentClient
@@ -82,6 +83,11 @@ def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
                 job = Job((DIGITS_CNN,), runtime="onnxruntime", iterations=iterations)
                 specs[name], parcel = packed_run(job, model)
                 client.upload(parcel.uploads())
+            decoder = save_summing_model(folder / "decoder.onnx")
+            (folder / "generate.toml").write_text("[[prompt]]\ntokens = [1, 4, 2]\n")
+            job = Job((decoder,), generate=folder / "generate.toml", runtime="onnxruntime", iterations=100)
+            specs["generation"], parcel = packed_run(job, import_model(decoder, isolated=isolated))
+            client.upload(parcel.uploads())
             digest = digest_file(folder / "broken.onnx")
             client.upload({digest: folder / "broken.onnx"})
             specs["broken"] = JobSpec(Kind.RUN, {"models": ["m.onnx"]}, {"m.onnx": digest})
@@ -147,8 +153,9 @@ def test_suite_job_runs_all_cases_on_leased_board(lab):
     assert len(result["record"]["cases"]) == 2 and "results.jsonl" in result["files"]
 
 
-def test_cancelled_job_frees_board(lab):
-    name, board = lab.begun()
+@pytest.mark.parametrize("kind", ["long", pytest.param("generation", marks=pytest.mark.slow)])
+def test_cancelled_job_frees_board(lab, kind):
+    name, board = lab.begun(lab.specs[kind])
     lab.client.do("cancel", name=name)
     begin = time.monotonic()
     (after,) = submit(lab.client, lab.specs["short"], board=board)

@@ -18,7 +18,7 @@ WEIGHTS = {
 }
 # How long what is frozen or cut stays so, in seconds.
 LASTS = {"freeze gateway": (1.0, 5.0), "cut link": (1.0, 5.0), "freeze host": (14.0, 18.0)}
-KINDS = {"pass": 70, "mismatch": 15, "crash": 10, "compile": 5}
+KINDS = {"pass": 60, "mismatch": 15, "crash": 10, "compile": 5, "generate": 10}
 PRIORITIES = ("high", "normal", "normal", "low")
 
 

@@ -1,4 +1,4 @@
-"""Small jobs for a farm, of which it is known how each must end: bundles that pass, mismatch and crash, a bad model."""
+"""Small jobs for a farm with known results: bundles that pass, mismatch and crash, a bad model, and a generation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
+from hil.controller.farm.job_files import packed_run
 from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.models.importers import import_model
+from hil.controller.pipeline.settings.options import Job
 from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
+from support.step_programs import save_summing_model
 
 # The second reads so far behind its input that its worker is killed.
 _SUM = """
@@ -69,7 +73,7 @@ class KnownJob:
 
 
 def known_jobs(folder: Path) -> dict[str, KnownJob]:
-    """One of each kind: pass, mismatch, crash, compile."""
+    """One of each kind: pass, mismatch, crash, compile, generate."""
     return {one.kind: one for one in _jobs(folder)}
 
 
@@ -83,6 +87,11 @@ def _jobs(folder: Path) -> Iterator[KnownJob]:
     digest = digest_file(model)
     spec = JobSpec(Kind.RUN, {"models": ["model/odd.onnx"]}, {"model/odd.onnx": digest})
     yield KnownJob("compile", spec, {digest: model}, 3, "COMPILE_ERROR")
+    decoder, prompts = save_summing_model(folder / "decoder.onnx"), folder / "generate.toml"
+    prompts.write_text("[[prompt]]\ntokens = [1, 4, 2]\nforced = [5, 0]\n")
+    job = Job((decoder,), generate=prompts, runtime="onnxruntime")
+    spec, files = packed_run(job, import_model(decoder))
+    yield KnownJob("generate", spec, files.uploads(), 0, "PASS")
 
 
 def _write_odd_model(path: Path) -> None:
