@@ -1,16 +1,18 @@
-"""The faults of examples/decoder on simulators, and right variants beside themselves."""
+"""The faults of examples/decoder on simulators and on a board over SSH, and right decoders beside NumPy in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from support.commands import Ended
-from support.decoder import DECODER, import_make
+from support.decoder import DECODER, NumpyDecoder, import_make
+from support.step_programs import save_summing_model, stale_function
 
 from hil.core.config_files import parse_toml
 
@@ -36,6 +38,15 @@ SWAPPED = "cache entries from position 39 are in another order than in the refer
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
     return import_make()
+
+
+@pytest.fixture(params=["sim", pytest.param("ssh", marks=pytest.mark.board)])
+def where(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Options for a simulator, and for a board over SSH."""
+    if request.param == "sim":
+        return SIM
+    board = request.getfixturevalue("board_x86")
+    return ("--board", board.address, "--identity", str(board.identity), "--known-hosts", str(board.known_hosts))
 
 
 @pytest.fixture
@@ -73,13 +84,14 @@ def read_prompts() -> list[dict[str, Any]]:
 def test_generation_names_fault_of_model(
     generate: Callable[..., dict[str, Any]],
     make: ModuleType,
+    where: tuple[str, ...],
     runtime: str,
     fault: str,
     tmp_path: Path,
 ) -> None:
     onnx.save(make.Decoder(make.load_weights(), fault=fault).build(), tmp_path / f"{fault}.onnx")
     model = DECODER / "decoder.onnx"
-    case = generate(Path(f"{fault}.onnx"), "--runtime", runtime, *SIM, reference=model)
+    case = generate(Path(f"{fault}.onnx"), "--runtime", runtime, *where, reference=model)
     assert verdict_of(case) == FAULTS[fault], case["reason"]
     assert case["generation"]["notes"] == ([SWAPPED] if fault == "swap" else [])
 
@@ -92,6 +104,32 @@ def test_generation_names_stale_cache(generate: Callable[..., dict[str, Any]], r
 
 
 @pytest.mark.slow
+def test_generation_names_stale_cache_inside_program(
+    hil: Callable[..., Ended], where: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The program adds up its entries in a global variable, which it does not clear."""
+    (tmp_path / "stale.mlir").write_text(stale_function())
+    save_summing_model(tmp_path / "right.onnx")
+    (tmp_path / "spec.toml").write_text(STALE_SPEC)
+    ended = hil("run", "stale.mlir", "--function", "step", "--generate", "spec.toml", *where, "--json")
+    assert verdict_of(ended.case) == STALE, ended.case["reason"]
+
+
+STALE_SPEC = """
+reference = "right.onnx"
+[[prompt]]
+tokens = [1, 4, 2]
+forced = [5, 0]
+[roles]
+tokens = "arg0"
+positions = "arg1"
+logits = "output0"
+[roles.cache]
+arg2 = "output1"
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "int4"])
 def test_generation_of_variant_passes(
     generate: Callable[..., dict[str, Any]], make: ModuleType, dtype: str, tmp_path: Path
@@ -99,3 +137,26 @@ def test_generation_of_variant_passes(
     onnx.save(make.Decoder(make.load_weights(), dtype).build(), tmp_path / "variant.onnx")
     case = generate(Path("variant.onnx"), "--runtime", "onnxruntime", *SIM)
     assert case["outcome"] == "PASS", case["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_free_generation_equals_numpy(
+    hil: Callable[..., Ended], make: ModuleType, runtime: str, tmp_path: Path
+) -> None:
+    prompts, weights = read_prompts(), make.load_weights()
+    rows = [f'[[prompt]]\nname = "{one["name"]}"\ntokens = {one["tokens"]}' for one in prompts]
+    (tmp_path / "spec.toml").write_text("\n".join(["steps = 64", *rows]))
+    ended = hil("run", DECODER / "decoder.onnx", "--generate", "spec.toml", "--runtime", runtime, *SIM, "--json")
+    found = {case["generation"]["prompt"]: case["generation"]["tokens"] for case in ended.document["cases"]}
+    assert found == {one["name"]: list(continue_prompt(weights, one["tokens"], 64)) for one in prompts}
+    assert ended.code == 0 and len(found) == 8
+
+
+def continue_prompt(weights: dict[str, np.ndarray], tokens: list[int], steps: int) -> Iterator[int]:
+    """Yield the token after the prompt and after each step, in float64."""
+    decoder = NumpyDecoder(weights)
+    for _ in range(steps + 1):
+        token = int(np.argmax(decoder.run(tokens)[-1]))
+        yield token
+        tokens = [token]

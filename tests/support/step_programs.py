@@ -173,5 +173,17 @@ func.func @step(%input_ids: tensor<1x1xi64>, %position_ids: tensor<1x1xi64>, %pa
 """
 
 
+def stale_function() -> str:
+    """Return :func:`step_function` with the sum of the entries in a global variable, which no call clears."""
+    kept = "util.global private mutable @kept = dense<0.0> : tensor<1x4xf32>\n"
+    right = step_function()
+    start, end = right.index("  %sum ="), right.index("  %product =")
+    wrong = """  %old = util.global.load @kept : tensor<1x4xf32>
+  %sum = stablehlo.add %old, %entry : tensor<1x4xf32>
+  util.global.store %sum, @kept : tensor<1x4xf32>
+"""
+    return f"{kept}{right[:start]}{wrong}{right[end:]}"
+
+
 def _dense(array: Array) -> str:
     return str(array.astype(float).tolist())
