@@ -29,9 +29,13 @@ MAX_STEPS = 1 << 16
 TURN_END = -1
 # Maximum number of calls whose times are recorded.
 MAX_CALLS = 50_000
+# Maximum number of functions for prompts.
+MAX_PROMPT_FUNCTIONS = 64
 # Maximum number of elements in an empty cache tensor.
 _MAX_EMPTY = 1 << 40
-_SEQUENCES = ("rules", "feedback", "shapes", "stop")
+_SEQUENCES = ("rules", "feedback", "shapes", "stop", "prompts")
+# Token of the padding in a call for a fixed number of tokens.
+_PADDING = 0
 # A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
 _MASKED = -3.4028234663852886e38
 
@@ -50,6 +54,21 @@ class StepRule(str, Enum):
 
 
 @dataclass(frozen=True)
+class PromptFunction:
+    """Another function of the program, for several tokens of a prompt.
+
+    Attributes:
+        name: Name of the function.
+        inputs: Input of this function for each input of the program; -1 if it has none.
+        outputs: Output of this function for each output of the program; -1 if it has none.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class StepsPlan:
     """How to run a program repeatedly. Inputs and outputs are numbered from 0.
 
@@ -62,6 +81,7 @@ class StepsPlan:
         stop: Tokens that end a turn.
         bound: Maximum number of tokens in the cache; 0 if unlimited.
         shapes: Shape of each empty cache tensor, in the order of ``feedback``.
+        prompts: Functions for the prompt without its last token, each for a number of tokens.
     """
 
     rules: tuple[tuple[int, StepRule], ...]
@@ -72,10 +92,12 @@ class StepsPlan:
     stop: tuple[int, ...] = ()
     bound: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    prompts: tuple[PromptFunction, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {**vars(self), "rules": [[place, rule.value] for place, rule in self.rules]}
+        rules = [[place, rule.value] for place, rule in self.rules]
+        return {**vars(self), "rules": rules, "prompts": [vars(one) for one in self.prompts]}
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
@@ -85,8 +107,14 @@ class StepsPlan:
             feedback = tuple((_number(place), _number(output)) for place, output in values["feedback"])
             stop = tuple(map(_number, values["stop"]))
             shapes = tuple(tuple(map(_number, shape)) for shape in values["shapes"])
+            prompts = tuple(
+                PromptFunction(
+                    str(one["name"]), tuple(map(_number, one["inputs"])), tuple(map(_number, one["outputs"]))
+                )
+                for one in values["prompts"]
+            )
             numbers = {name: _number(value) for name, value in values.items() if name not in _SEQUENCES}
-            return cls(rules=rules, feedback=feedback, shapes=shapes, stop=stop, **numbers)
+            return cls(rules=rules, feedback=feedback, shapes=shapes, stop=stop, prompts=prompts, **numbers)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"invalid steps: {error}") from error
 
@@ -104,6 +132,14 @@ class StepsPlan:
             raise UsageError("invalid steps: one input must take the tokens")
         if not 0 <= self.steps <= MAX_STEPS or self.chunk < 0 or self.bound < 0:
             raise UsageError(f"invalid steps: {self.steps} steps, maximum {MAX_STEPS}")
+        if len(self.prompts) > MAX_PROMPT_FUNCTIONS:
+            raise UsageError(f"invalid steps: {len(self.prompts)} prompt functions, maximum {MAX_PROMPT_FUNCTIONS}")
+        fed = [place for place, rule in self.rules if rule is StepRule.TOKENS] + [place for place, _ in self.feedback]
+        for one in self.prompts:
+            if len(one.inputs) != inputs or min(one.inputs[place] for place in fed) < 0:
+                raise UsageError(f"invalid steps: the inputs {one.inputs} of function {one.name!r}")
+            if len(one.outputs) != outputs or any(one.outputs[place] < 0 for _, place in self.feedback):
+                raise UsageError(f"invalid steps: the outputs {one.outputs} of function {one.name!r}")
 
 
 class DecoderProgram(Protocol):
@@ -118,6 +154,36 @@ class DecoderProgram(Protocol):
 
     def to_array(self, place: int, value: Any) -> Array:
         """Convert a value that a step returned for output ``place``."""
+
+
+class _PromptProgram:
+    """Function for a prompt, with the inputs and outputs of the main function. Missing outputs are None.
+
+    Raises UsageError if the function does not fit.
+    """
+
+    def __init__(self, function: PromptFunction, opened: DecoderProgram, main: DecoderProgram) -> None:
+        used = sorted(place for place in function.inputs if place >= 0)
+        if used != list(range(len(opened.inputs))) or max(function.outputs) >= len(opened.outputs):
+            raise UsageError(
+                f"invalid steps: function {function.name!r} has {len(opened.inputs)} inputs and {len(opened.outputs)} "
+                f"outputs, the steps have {function.inputs} and {function.outputs}"
+            )
+        pairs = zip(function.inputs, main.inputs, strict=True)
+        self.inputs = tuple(opened.inputs[place] if place >= 0 else spec for place, spec in pairs)
+        self.outputs = main.outputs
+        self.function = function.name
+        self._opened, self._places = opened, function
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run the function once."""
+        given = {place: value for place, value in zip(self._places.inputs, inputs, strict=True) if place >= 0}
+        made = self._opened.step([given[place] for place in range(len(given))])
+        return [made[place] if place >= 0 else None for place in self._places.outputs]
+
+    def to_array(self, place: int, value: Any) -> Array:
+        """Convert a value that a step returned."""
+        return self._opened.to_array(self._places.outputs[place], value)
 
 
 @dataclass
@@ -149,17 +215,17 @@ class SteppedProgram:
 
     def __init__(self, program: Any, plan: StepsPlan) -> None:
         plan.check(len(program.inputs), len(program.outputs))
-        for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True):
-            spec = program.inputs[place]
-            if not spec.accepts(spec.dtype, shape) or math.prod(shape) > _MAX_EMPTY or min(shape, default=0) < 0:
-                raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
         self._program = as_step_program(program)
         self._plan = plan
+        self._check_cache(self._program)
         self.function: str = program.function
         driven = {place for place, _ in (*plan.rules, *plan.feedback)}
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
         self._tokens = next(place for place, rule in plan.rules if rule is StepRule.TOKENS)
         self._fixed_size = _fixed_size(program.inputs[self._tokens])
+        self._prompts = self._open_prompts()
+        # Number of entries in the cache before those of the prompt.
+        self._kept = 0
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
         self.outputs = stepped_outputs(program.outputs, plan)
@@ -177,6 +243,27 @@ class SteppedProgram:
         self.calls: list[StepCall] = []
         # Called before each call with its first position, and the number of the step (0 in a prompt).
         self.note_call: Callable[[int, int], None] = lambda position, step: None
+
+    def _check_cache(self, program: DecoderProgram) -> None:
+        """Raise UsageError if a function does not take the empty cache."""
+        for (place, _), shape in zip(self._plan.feedback, self._plan.shapes, strict=True):
+            spec, dtype = program.inputs[place], self._program.inputs[place].dtype
+            if not spec.accepts(dtype, shape) or math.prod(shape) > _MAX_EMPTY or min(shape, default=0) < 0:
+                raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
+
+    def _open_prompts(self) -> list[tuple[int, DecoderProgram]]:
+        """Return the functions for prompts with their numbers of tokens; 0 is any. Raises UsageError."""
+        found: list[tuple[int, DecoderProgram]] = []
+        for function in self._plan.prompts:
+            make = getattr(self._program, "open_function", None)
+            if make is None:
+                raise UsageError(f"this runtime cannot run function {function.name!r} on the prompt")
+            opened = _PromptProgram(function, as_step_program(make(function.name)), self._program)
+            self._check_cache(opened)
+            tokens = opened.inputs[self._tokens].shape
+            size = tokens[-1] if tokens else 1
+            found.append((size if isinstance(size, int) else 0, opened))
+        return found
 
     def bind(self, inputs: Sequence[Array]) -> None:
         """Set the prompts and the constant inputs."""
@@ -197,6 +284,7 @@ class SteppedProgram:
         """Prepare a run: restore the program's state before the first run, and run the other prompt before others."""
         if not self._has_run:
             getattr(self._program, "renew", lambda: None)()
+            self._prompts = self._open_prompts()  # a renewed program may have replaced its state
         elif self._other:
             self._start()
             self._run_prompt(self._other, 0)
@@ -217,7 +305,7 @@ class SteppedProgram:
                 elif token in self._plan.stop:
                     break
                 self._step += 1
-                token = self._call([token], position, self._step)
+                token = self._call(self._program, [token], position, self._step)
                 position += 1
                 self._picked.append(token)
 
@@ -244,43 +332,72 @@ class SteppedProgram:
     def _run_prompt(self, prompt: Sequence[int], position: int) -> int:
         """Run a prompt, the first token at ``position``. Return the next token."""
         token = 0
-        for begin, end in _chunks(len(prompt), self._fixed_size or self._plan.chunk):
-            token = self._call(prompt[begin:end], position + begin, 0)
+        for begin, end, program, padding in self._split_prompt(len(prompt), position):
+            token = self._call(program, prompt[begin:end], position + begin, 0, padding)
         return token
+
+    def _split_prompt(self, total: int, position: int) -> Iterator[tuple[int, int, DecoderProgram, int]]:
+        """Yield the calls of a prompt at ``position``: first token, end, function, and number of tokens to add.
+
+        As in LiteRT-LM, functions for prompts take all tokens but the last. Each call has as many tokens as the largest
+        function takes, and the last of these calls uses the smallest function that takes the rest.
+        """
+        begin, most = 0, self._plan.chunk or total
+        while self._prompts and begin < total - 1:
+            left = min(total - 1 - begin, most)
+            room = self._plan.bound - self._kept - position - begin if self._plan.bound else total
+            sized = [(size or left, program) for size, program in self._prompts]
+            # A call beyond the cache would overwrite earlier entries.
+            fitting = [(1, self._program), *((size, program) for size, program in sized if size <= room)]
+            size, program = min(fitting, key=lambda one: (one[0] < left, abs(one[0] - left)))
+            count = min(size, left)
+            yield begin, begin + count, program, size - count
+            begin += count
+        for first, end in _chunks(total - begin, self._fixed_size or self._plan.chunk):
+            yield begin + first, begin + end, self._program, 0
 
     def start_cache(self) -> dict[int, Any]:
         """Return the cache before the first call of a prompt: output -> content."""
         return dict(make_empty_cache(self._program.inputs, self._plan))
 
-    def _call(self, tokens: Sequence[int], position: int, step: int) -> int:
-        """Run the program for new tokens. Return the token with the largest logit after them."""
-        feeds = self.make_feeds(tokens, position)
+    def _call(self, program: DecoderProgram, tokens: Sequence[int], position: int, step: int, padding: int = 0) -> int:
+        """Run the program, or its function for prompts. Return the token with the largest logit, 0 without logits.
+
+        Args:
+            padding: Number of tokens to add. Their cache entries are hidden until the next calls overwrite them.
+        """
+        feeds = self.make_feeds(program, [*tokens, *[_PADDING] * padding], position)
         self.note_call(position, step)
         start = now_ns()
-        values = self.run_step(feeds, len(tokens), position)
-        logits = self._program.to_array(self._plan.logits, values[self._plan.logits])
+        values = self.run_step(program, feeds, len(tokens), position)
+        made = values[self._plan.logits]
+        logits = None if made is None else program.to_array(self._plan.logits, made)
         end = now_ns()
         if len(self.calls) < MAX_CALLS:
             self.calls.append(StepCall(len(tokens), start, end))
         self._cache = {output: values[output] for _, output in self._plan.feedback}
+        if logits is None:
+            return 0
         # The runtime may reuse the memory of the values in the next call.
         rows = np.array(logits).reshape(-1, logits.shape[-1] if logits.ndim else 1)
-        if len(rows) not in (1, len(tokens)):
-            raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens)} tokens")
+        if len(rows) not in (1, len(tokens) + padding):
+            raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens) + padding} tokens")
+        if padding:
+            rows = rows[: len(tokens)] if len(rows) > 1 else rows[:0]  # a single row is that of the padding
         self._logits.append((position + len(tokens) - len(rows), rows))
-        return self.pick_token(rows[-1], position + len(tokens))
+        return self.pick_token(rows[-1], position + len(tokens)) if len(rows) else 0
 
-    def run_step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
-        """Run the program for ``count`` new tokens. Return its outputs as values of the runtime."""
-        return self._program.step(feeds)
+    def run_step(self, program: DecoderProgram, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+        """Run a function for ``count`` new tokens. Return its outputs as values of the runtime."""
+        return program.step(feeds)
 
     def pick_token(self, row: Array, position: int) -> int:
         """Return the token for a position: the lowest one of those with the largest logit."""
         return int(np.argmax(row))
 
-    def make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
-        """Return the program's inputs for new tokens, the first one at ``position``."""
-        given: dict[int, Any] = {**self._given, **make_rule_inputs(self._program.inputs, self._plan, tokens, position)}
+    def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
+        """Return a function's inputs for new tokens, the first one at ``position``."""
+        given: dict[int, Any] = {**self._given, **make_rule_inputs(program.inputs, self._plan, tokens, position)}
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
         return [given[place] for place in range(len(self._program.inputs))]

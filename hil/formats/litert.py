@@ -58,6 +58,7 @@ class LiteRtSignature:
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
         self._owner = interpreter  # the core does not keep it alive
+        self._file = file
         self._kernels = kernels
         self._placed: Placement | None = None
         # The public methods support only the first subgraph, and copy data more than needed.
@@ -81,6 +82,10 @@ class LiteRtSignature:
         operators = self._operators()
         self.keeping = tuple(sorted(operators & _KEEPING))
         self.random = tuple(sorted(operators & _DRAWING))
+
+    def open_other(self, function: str) -> LiteRtSignature:
+        """Return another function of the same interpreter. Raises LoadFailed if it is missing."""
+        return LiteRtSignature(self._owner, self._file, function, self._kernels)
 
     def tensor_names(self) -> tuple[list[str], list[str]]:
         """Return the names that the graph gives to inputs and outputs."""

@@ -19,6 +19,7 @@ def steps_to_message(plan: StepsPlan) -> pb.Steps:
         chunk=plan.chunk,
         stop=plan.stop,
         bound=plan.bound,
+        prompts=[pb.PromptFunction(**vars(one)) for one in plan.prompts],
     )
 
 
@@ -30,6 +31,9 @@ def steps_from_message(message: pb.Steps) -> StepsPlan:
             "feedback": [(one.input, one.output) for one in message.feedback],
             "shapes": [tuple(one.shape) for one in message.feedback],
             "stop": list(message.stop),
+            "prompts": [
+                {"name": one.name, "inputs": list(one.inputs), "outputs": list(one.outputs)} for one in message.prompts
+            ],
             **{name: getattr(message, name) for name in ("logits", "steps", "chunk", "bound")},
         }
     )

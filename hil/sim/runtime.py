@@ -225,6 +225,8 @@ class SimProgram:
         self._runs = 0  # since the program was loaded
         if hasattr(inner, "profile"):  # profiling is optional: see hil.agent.runtimes.Program
             self.profile = self._profile
+        if hasattr(inner, "open_function"):
+            self.open_function = self._open_function
         self._real: Placement | None = None
         self._placed: Placement | None = None
 
@@ -236,6 +238,10 @@ class SimProgram:
         self.trigger()
         with self._slowed():
             self._inner.run()
+
+    def _open_function(self, name: str) -> SimProgram:
+        """Open another function. Faults of a run and of outputs affect only the program's own function."""
+        return SimProgram(self._runtime, self._inner.open_function(name))
 
     def stepped(self, plan: StepsPlan) -> SimSteps:
         """Return the stepped form, with the faults of steps. Raises UsageError if a fault can never affect it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.steps import SteppedProgram, StepRule, StepsPlan
+from hil.core.steps import DecoderProgram, SteppedProgram, StepRule, StepsPlan
 from hil.core.tensors import Array
 from hil.errors import UsageError
 from hil.sim.faults import Fault
@@ -54,8 +54,6 @@ class SimSteps(SteppedProgram):
         self._argmax, self._slow, self._is_stale = keys.get("argmax"), keys.get("slow_token"), "stale_cache" in keys
         if self._is_stale:
             _check_cache(plan, "stale_cache")
-        # Number of cache entries of another prompt before those of the current one.
-        self._kept = 0
 
     def bind(self, inputs: Sequence[Array]) -> None:
         """Set the prompts and the constant inputs. Raises UsageError if the cache is too small for two prompts."""
@@ -76,20 +74,20 @@ class SimSteps(SteppedProgram):
         """Return the cache of the previous prompt with ``stale_cache``, else an empty one."""
         return self._cache if self._kept else super().start_cache()
 
-    def make_feeds(self, tokens: Sequence[int], position: int) -> list[Any]:
+    def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
         """Return the inputs with the faults of mask and positions."""
-        feeds = super().make_feeds(tokens, position + self._kept)
+        feeds = super().make_feeds(program, tokens, position + self._kept)
         for fault in self._faults:
             fault.change_feeds(feeds, _DecoderCall(position, position + self._kept, len(tokens)))
         return feeds
 
-    def run_step(self, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
+    def run_step(self, program: DecoderProgram, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
         """Run the program, with the faults of a call, of the cache and of layers."""
         positions = range(position, position + count)
         self._trigger(positions)
         if self._slow and self._slow["position"] in positions:
             time.sleep(self._slow["seconds"])
-        values = list(super().run_step(feeds, count, position))
+        values = list(super().run_step(program, feeds, count, position))
         for fault in self._faults:
             fault.change_values(values, _DecoderCall(position, position + self._kept, count))
         return values
@@ -223,8 +221,9 @@ class _WrongLayer(_StepFault):
         end = call.slot + call.count
         for output in self._above:
             self._damage(self._copy_entries(values, output, output)[end - count : end], _CHANNELS)
-        logits = self._copy_array(values, self._plan.logits, self._plan.logits)
-        self._damage(logits.reshape(-1, logits.shape[-1])[-count:], _LOGITS)
+        if values[self._plan.logits] is not None:
+            logits = self._copy_array(values, self._plan.logits, self._plan.logits)
+            self._damage(logits.reshape(-1, logits.shape[-1])[: call.count][-count:], _LOGITS)
 
     def _damage(self, rows: Array, stride: int) -> None:
         rows[..., ::stride] *= -1

@@ -18,7 +18,7 @@ from hil.controller.devices.agent_client.call import CallFailed
 from hil.core import steps
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.steps import PromptFunction, StepRule, StepsPlan
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -100,6 +100,8 @@ def test_agent_generates_tokens_with_largest_logits(client, decoder):
         ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
         ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
         ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
+        ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "the inputs .* of function 'f'"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),)}, ids([1], [], []), "function 'f'|'f' not found"),
         ({}, ids([], [], []), "the prompt is empty"),
         ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),
         ({}, {"prompt": np.array([1])}, "takes 3 inputs, got 1"),

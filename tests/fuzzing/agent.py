@@ -14,7 +14,7 @@ from support.over_grpc import metadata_of
 
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.steps import PromptFunction, StepRule, StepsPlan
 from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -39,7 +39,17 @@ def seeds() -> list[bytes]:
         for name, one in (("prompt", [1, 4, 2]), ("forced", [3, 0]), ("other_prompt", []))
     ]
     steps = wire_steps.steps_to_message(
-        StepsPlan(((0, StepRule.TOKENS),), ((1, 0),), 0, 3, chunk=1, stop=(9,), bound=8, shapes=((1,),))
+        StepsPlan(
+            ((0, StepRule.TOKENS),),
+            ((1, 0),),
+            0,
+            3,
+            chunk=1,
+            stop=(9,),
+            bound=8,
+            shapes=((1,),),
+            prompts=(PromptFunction("f", (0, 1), (0,)),),
+        )
     )
     generate = pb.InvokeStart(program_id=PROGRAM, inputs=ids, warmup=1, iterations=1, timeout_s=5, steps=steps)
     files = [pb.ProgramFile(name="add.onnx", digest=DIGEST)]

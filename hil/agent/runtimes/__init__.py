@@ -60,6 +60,14 @@ class Program(Protocol):
     the value of output ``place``; the array is valid until the next step. hil uses these methods to generate tokens
     without copying the cache. Without them, hil uses ``bind``, ``run`` and ``fetch``.
 
+    **Functions**::
+
+        def open_function(self, name: str) -> Program
+
+    Return another function of the same program, which shares its state. ``step`` of one function takes values that
+    ``step`` of the other returned. hil calls this again after ``renew``, and uses it for decoders with separate
+    functions for prompts.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

@@ -137,6 +137,7 @@ class IreeProgram:
         self._placed = _part(device, files.device.split("://")[0])
         self._context = context
         self._reopen = reopen
+        self._module = module
         entry = choose_function(functions_of(module), function)
         self.function = entry.name
         self.inputs, self.outputs = entry.signature()
@@ -237,6 +238,10 @@ class IreeProgram:
         if is_number(spec):
             return np.asarray(value, dtype_of(spec.dtype))
         return array_of(self._device, value, spec.dtype)
+
+    def open_function(self, name: str) -> IreeProgram:
+        """Return another function of the module, with the same state."""
+        return IreeProgram(self._device, self._context, self._reopen, self._module, name, self._files)
 
     def placement(self) -> Placement:
         """Return the opened device, by its IREE name, as the only part."""

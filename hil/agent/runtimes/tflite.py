@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class TfLiteProgram:
         self.function = signature.name
         self.inputs = signature.inputs
         self.outputs = signature.outputs
-        self._given: list[Array] = []
+        self._given: list[Array] | None = None
         self._has_run = False
 
     def bind(self, inputs: list[Array]) -> None:
@@ -67,12 +67,28 @@ class TfLiteProgram:
         if self._has_run:
             if self._signature.keeping:
                 self._signature = self._open()
-            self._signature.set_inputs(self._given)
+            if self._given is not None:
+                self._signature.set_inputs(self._given)
 
     def run(self) -> None:
         """Invoke the signature."""
         self._has_run = True
         self._signature.invoke()
+
+    def step(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Invoke the signature with arrays."""
+        self._given, self._has_run = None, True
+        self._signature.set_inputs(inputs)
+        self._signature.invoke()
+        return self._signature.outputs_now()
+
+    def to_array(self, place: int, value: Array) -> Array:
+        """Return the value, which is an array."""
+        return value
+
+    def open_function(self, name: str) -> TfLiteProgram:
+        """Open another signature of the same interpreter."""
+        return TfLiteProgram(lambda: self._signature.open_other(name))
 
     def placement(self) -> Placement | None:
         """Return the nodes that the delegate ran, for the shapes of the last run."""

@@ -415,7 +415,7 @@ class InvokeStart(_message.Message):
     def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ..., recall: _Optional[int] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
 
 class Steps(_message.Message):
-    __slots__ = ("rules", "feedback", "logits", "steps", "chunk", "stop", "bound")
+    __slots__ = ("rules", "feedback", "logits", "steps", "chunk", "stop", "bound", "prompts")
     RULES_FIELD_NUMBER: _ClassVar[int]
     FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +423,7 @@ class Steps(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     rules: _containers.RepeatedCompositeFieldContainer[InputRule]
     feedback: _containers.RepeatedCompositeFieldContainer[Feedback]
     logits: int
@@ -430,7 +431,18 @@ class Steps(_message.Message):
     chunk: int
     stop: _containers.RepeatedScalarFieldContainer[int]
     bound: int
-    def __init__(self, rules: _Optional[_Iterable[_Union[InputRule, _Mapping]]] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ..., logits: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ..., bound: _Optional[int] = ...) -> None: ...
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptFunction]
+    def __init__(self, rules: _Optional[_Iterable[_Union[InputRule, _Mapping]]] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ..., logits: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ..., bound: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[PromptFunction, _Mapping]]] = ...) -> None: ...
+
+class PromptFunction(_message.Message):
+    __slots__ = ("name", "inputs", "outputs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    inputs: _containers.RepeatedScalarFieldContainer[int]
+    outputs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., inputs: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InputRule(_message.Message):
     __slots__ = ("input", "rule")

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models import DIGITS
+from support.tflite_decoder import SLOTS, VOCABULARY, save_tflite_decoder
 
 from hil.agent.runtimes import tflite
+from hil.errors import LoadFailed
 from hil.formats.litert import LiteRtSignature, open_signature
 
 pytest.importorskip("ai_edge_litert")
@@ -74,3 +76,40 @@ def test_tflite_renew_reopens_only_stateful_signatures(
         program.run()
     assert len(made) == opened
     assert all(np.isfinite(array).all() for array in program.fetch())
+
+
+def test_tflite_step_takes_cache_of_other_function(tmp_path: Path) -> None:
+    path = save_tflite_decoder(tmp_path / "m.tflite", [2])
+    decode = tflite.TfLiteRuntime({}).load(tmp_path, path.name, "", "decode")
+
+    def feeds(program: tflite.TfLiteProgram, tokens: list[int], at: int, cache: dict[str, np.ndarray]) -> list:
+        count = len(tokens)
+        given = {
+            "tokens": np.array([tokens], np.int32),
+            "input_pos": np.arange(at, at + count, dtype=np.int32),
+            "mask": (np.arange(SLOTS) <= np.arange(at, at + count)[:, None])[None, None],
+            **cache,
+        }
+        return [given[spec.name] for spec in program.inputs]
+
+    def step(program: tflite.TfLiteProgram, tokens: list[int], at: int, cache: dict) -> dict[str, np.ndarray]:
+        made = program.step(feeds(program, tokens, at, cache))
+        return {
+            spec.name: program.to_array(place, value)
+            for place, (spec, value) in enumerate(zip(program.outputs, made, strict=True))
+        }
+
+    empty = {spec.name: np.zeros(spec.shape, np.float32) for spec in decode.inputs if "cache" in spec.name}
+    prefill = decode.open_function("prefill_2")
+    logits = []
+    for calls in ([(prefill, [1, 4], 0)], [(decode, [1], 0), (decode, [4], 1)]):
+        cache = empty
+        for program, tokens, at in calls:
+            cache = {name: one for name, one in step(program, tokens, at, cache).items() if name != "logits"}
+        logits.append(step(decode, [2], 2, cache)["logits"])
+    assert logits[0].shape == (1, 1, VOCABULARY) and logits[0].any()
+    np.testing.assert_array_equal(logits[0], logits[1])
+    decode.renew()
+    np.testing.assert_array_equal(step(decode, [2], 2, cache)["logits"], logits[1])
+    with pytest.raises(LoadFailed, match="function 'prefill_9' not found"):
+        decode.open_function("prefill_9")

@@ -14,9 +14,11 @@ from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
 
 from hil.core import steps
 from hil.core.steps import (
+    MAX_PROMPT_FUNCTIONS,
     MAX_STEPS,
     TURN_END,
     BoundSteps,
+    PromptFunction,
     SteppedProgram,
     StepRule,
     StepsPlan,
@@ -436,6 +438,12 @@ def test_stepped_program_rejects_wrong_number_of_rows():
         ({"steps": -1}, "-1 steps"),
         ({"chunk": -1}, "invalid steps"),
         ({"bound": -1}, "invalid steps"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),) * (MAX_PROMPT_FUNCTIONS + 1)}, "65 prompt functions"),
+        ({"prompts": (PromptFunction("f", (0, 1), (0, 1)),)}, r"the inputs \(0, 1\) of function 'f'"),
+        ({"prompts": (PromptFunction("f", (-1, 1, 2), (0, 1)),)}, r"the inputs \(-1, 1, 2\)"),
+        ({"prompts": (PromptFunction("f", (0, 1, -1), (0, 1)),)}, r"the inputs \(0, 1, -1\)"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1, 2)),)}, r"the outputs \(0, 1, 2\) of function 'f'"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, -1)),)}, r"the outputs \(0, -1\)"),
     ],
 )
 def test_plan_check_rejects_invalid_plans(change: dict[str, Any], message: str):
@@ -445,7 +453,8 @@ def test_plan_check_rejects_invalid_plans(change: dict[str, Any], message: str):
 
 
 def test_plan_json_round_trip():
-    plan = plan_of(SummingProgram(slots=8), 3, chunk=2, stop=(0, 5))
+    prompts = (PromptFunction("f", (0, 1, 2, -1), (-1, 1)),)
+    plan = plan_of(SummingProgram(slots=8), 3, chunk=2, stop=(0, 5), prompts=prompts)
     assert StepsPlan.of_json(plan.to_json()) == plan
 
 
@@ -464,3 +473,109 @@ def test_plan_of_json_raises_usage_error_for_any_value(changed: dict[str, Any], 
         return
     assert StepsPlan.of_json(plan.to_json()) == plan
     range(plan.steps)
+
+
+class Prefilling(SummingProgram):
+    """Decoder with a token per call, and functions for prompts whose inputs have another order."""
+
+    def __init__(self, slots: int = 24) -> None:
+        super().__init__(slots, tokens=1)
+        self.calls: list[str] = []
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        self.calls.append("decode")
+        return super().step(inputs)
+
+    def open_function(self, name: str) -> Any:
+        calls = self.calls
+
+        class Prefill(SummingProgram):
+            def __init__(self, slots: int) -> None:
+                super().__init__(slots, tokens=None if name == "any" else int(name))
+                self.inputs, self.outputs = self.inputs[::-1], self.outputs[::-1]
+
+            def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+                calls.append(name)
+                self.inputs = self.inputs[::-1]
+                made = super().step(inputs[::-1])
+                self.inputs = self.inputs[::-1]
+                return made[::-1]
+
+        return Prefill(self.slots)
+
+
+def prefilling_plan(program: Prefilling, names: Sequence[str], *, logits: bool = False, **more: Any) -> StepsPlan:
+    functions = [PromptFunction(name, (3, 2, 1, 0), (1 if logits else -1, 0)) for name in names]
+    return plan_of(program, 9, prompts=tuple(functions), **more)
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "chunk", "calls"),
+    [
+        (["4", "2"], 1, 0, ["decode"]),
+        (["4", "2"], 2, 0, ["decode", "decode"]),
+        (["4", "2"], 3, 0, ["2", "decode"]),
+        (["2", "4"], 4, 0, ["4", "decode"]),
+        (["4", "2"], 11, 0, ["4", "4", "2", "decode"]),
+        (["4", "2"], 12, 0, ["4", "4", "4", "decode"]),
+        (["4"], 6, 0, ["4", "decode", "decode"]),
+        (["4"], 9, 2, ["4", "4", "4", "4", "decode"]),
+        (["4", "2"], 9, 1, ["decode"] * 9),
+        (["4", "2"], 9, 3, ["4", "4", "2", "decode"]),
+        (["16"], 9, 0, ["16", "decode"]),
+        (["16"], 20, 0, ["16", "decode", "decode", "decode", "decode"]),
+        (["any"], 9, 0, ["any", "decode"]),
+        (["any", "4"], 9, 3, ["any", "any", "any", "decode"]),
+        ([], 3, 0, ["decode", "decode", "decode"]),
+    ],
+)
+@pytest.mark.parametrize("has_logits", [False, True])
+def test_stepped_program_splits_prompt(
+    names: list[str], count: int, chunk: int, calls: list[str], has_logits: bool
+) -> None:
+    program, prompt = Prefilling(), [1, 4, 2, 6, 3] * 4
+    plan = prefilling_plan(program, names, logits=has_logits, chunk=chunk)
+    logits, positions, tokens, cache = run(program, plan, prompt[:count], [5, 5])
+    assert program.calls == [*calls, "decode", "decode"]
+    expected = logits_of([*prompt[:count], 5, 5])
+    if has_logits or not names:
+        assert positions.tolist() == list(range(count + 2))
+    np.testing.assert_array_equal(logits, expected[positions])
+    assert tokens.tolist() == np.argmax(expected[count - 1 :], -1).tolist()
+    right = run(SummingProgram(24), plan_of(SummingProgram(24), 9), prompt[:count], [5, 5])[3]
+    np.testing.assert_array_equal(cache[:, : count + 2], right[:, : count + 2])
+
+
+def test_stepped_program_drops_logits_of_padding():
+    class Last(Prefilling):
+        def open_function(self, name: str) -> Any:
+            opened = super().open_function(name)
+            opened.last = True
+            return opened
+
+    program = Last()
+    logits, positions, *_ = run(program, prefilling_plan(program, ["4"], logits=True), [1, 4, 2, 6, 3, 0, 5, 1], [3])
+    assert positions.tolist() == [3, 7, 8], "the second call has a token of padding"
+    np.testing.assert_array_equal(logits, logits_of([1, 4, 2, 6, 3, 0, 5, 1, 3])[positions])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (PromptFunction("4", (3, 2, 1, -1), (-1, 0)), "function '4' has 4 inputs and 2 outputs"),
+        (PromptFunction("4", (3, 2, 1, 7), (-1, 0)), "function '4' has 4 inputs and 2 outputs"),
+        (PromptFunction("4", (3, 2, 1, 0), (-1, 2)), "function '4' has 4 inputs and 2 outputs"),
+        (PromptFunction("4", (1, 2, 3, 0), (-1, 0)), "input ids: 1x4 int64 does not take an empty cache"),
+    ],
+)
+def test_stepped_program_rejects_misfit_prompt_function(function: PromptFunction, message: str):
+    program = Prefilling()
+    with pytest.raises(UsageError, match=message):
+        SteppedProgram(program, replace(prefilling_plan(program, []), prompts=(function,)))
+
+
+def test_stepped_program_rejects_prompt_function_without_support():
+    program = SummingProgram(24, tokens=1)
+    plan = plan_of(program, 3, prompts=(PromptFunction("f", (0, 1, 2, 3), (0, 1)),))
+    with pytest.raises(UsageError, match="this runtime cannot run function 'f' on the prompt"):
+        SteppedProgram(program, plan)

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.steps import PromptFunction, StepRule, StepsPlan
 from hil.core.tensors import DTYPES, TensorSpec, to_bytes
 from hil.errors import UsageError
 from hil.protocol import grpc_calls, wire, wire_steps
@@ -30,6 +30,7 @@ def test_tensor_spec_survives_message_round_trip(spec):
 
 
 uints = st.integers(0, 2**32 - 1)
+places = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple)
 plans = st.builds(
     StepsPlan,
     st.lists(st.tuples(uints, st.sampled_from(StepRule)), max_size=5).map(tuple),
@@ -40,6 +41,7 @@ plans = st.builds(
     chunk=uints,
     stop=st.lists(uints, max_size=4).map(tuple),
     bound=uints,
+    prompts=st.lists(st.builds(PromptFunction, texts, places, places), max_size=3).map(tuple),
 )
 
 
