@@ -266,6 +266,24 @@ def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
     return None
 
 
+def match_cache(cache: Sequence[CacheRows], reference: Sequence[CacheRows]) -> tuple[CacheRows, ...]:
+    """Return a cache in the order of a reference that another export stores; () if the entries have another form.
+
+    Entries have the same form if those of layer 0 at the first position are about equal: they depend only on the token.
+    """
+    own = {(one.layer, one.is_key): one for one in cache}
+    found = tuple(own[place] for one in reference if (place := (one.layer, one.is_key)) in own)
+    if not len(found) == len(own) == len(cache) == len(reference):
+        return ()
+    for one, other in zip(found, reference, strict=True):
+        if one.rows.shape[1:] != other.rows.shape[1:]:
+            return ()
+        actual, expected = (np.asarray(tensor.rows[:1], np.float64) for tensor in (one, other))
+        if not one.layer and (np.abs(actual - expected) > _SAME_ENTRY * np.abs(expected).max(initial=0.0)).any():
+            return ()
+    return found
+
+
 @dataclass(frozen=True)
 class _Bounds:
     """Permitted deviations: ten times the control's, but less than those of a board that returns zeros."""

@@ -22,10 +22,12 @@ from hil.compare.generation import (
     GenerationVerdict,
     find_stale,
     judge_generation,
+    match_cache,
 )
 from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.devices.board import LoadedProgram
+from hil.controller.models.generation.functions import add_prompt_functions
 from hil.controller.models.generation.roles import CacheTensor, Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec
 from hil.controller.models.importers import import_model
@@ -100,6 +102,7 @@ def begin_generation(case: Case, context: RunContext) -> Case:
         )
     spec = read_spec(options.generate)
     decoder = detect_roles(model.inputs, model.outputs, spec)
+    decoder = add_prompt_functions(decoder, model, isolated=context.isolated, cache=context.cache)
     check_outputs(load_rules(options.accept), _logits_names(model, decoder))
     prompt = _choose_prompt(spec, options)
     _check_tokens(prompt, model.outputs[decoder.plan.logits])
@@ -378,9 +381,9 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     # Without a baseline, one of the programs returns only the last row.
     prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
     board = replace(_generated(decoder, inputs, result.outputs, prefill), text=_known_tokens(case))
-    if host.decoder.cache != decoder.cache:
-        board = replace(board, cache=())  # the models store the cache in different forms
     exact, rounded = (_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
+    if host.decoder.cache != decoder.cache:
+        board = replace(board, cache=match_cache(board.cache, exact.cache))
     calls = None if baseline is None else _generated(host.decoder, inputs, baseline.outputs)
     judged = judge_generation(board, exact, rounded, calls)
     verdict = _make_verdict(case, result, reference, judged)

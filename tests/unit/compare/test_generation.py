@@ -24,6 +24,7 @@ from hil.compare.generation import (
     GenerationFault,
     GenerationVerdict,
     judge_generation,
+    match_cache,
 )
 from hil.core.results import Outcome
 from hil.core.steps import TURN_END, TokenPlaces
@@ -154,6 +155,33 @@ def test_judge_generation_skips_cache_of_another_size():
     half = tuple(replace(one, rows=one.rows[:, ::2]) for one in reference.cache)
     judged = judge_generation(board, replace(reference, cache=half), replace(generated(np.float32), cache=half))
     assert judged.outcome is Outcome.PASS and not judged.notes
+
+
+def test_match_cache_orders_tensors_as_reference():
+    cache = generated(np.float32).cache
+    turned = tuple(replace(one, name=f"other.{one.name}") for one in cache[::-1])
+    assert match_cache(turned, generated().cache) == turned[::-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: replace(one, rows=one.rows[:, ::-1]),
+        lambda one: replace(one, rows=one.rows[:, ::2]),
+        lambda one: replace(one, layer=one.layer + 1),
+        lambda one: replace(one, is_key=True),
+    ],
+)
+def test_match_cache_drops_entries_of_another_form(change: Any):
+    cache = generated().cache
+    assert match_cache(tuple(map(change, cache)), cache) == match_cache(cache[1:], cache) == ()
+
+
+@np.errstate(invalid="ignore")
+def test_match_cache_keeps_numbers_that_are_not_finite():
+    cache = generated().cache
+    broken = tuple(replace(one, rows=one.rows * np.nan) for one in cache)
+    assert match_cache(broken, cache) == broken
 
 
 @pytest.mark.parametrize("kept", [1, 5])

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hil.controller.models.generation.spec import GenerateSpec
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.results import Model
+from hil.core.steps import PromptFunction, StepRule, StepsPlan
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.errors import UsageError, did_you_mean
 
@@ -115,6 +116,40 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
         _describe_cache(spec, outputs[output], axis) for spec, (_, output), axis in zip(specs, pairs, axes, strict=True)
     ]
     return Decoder(plan, _numbered_layers(tensors), tuple(one.name for one in free))
+
+
+def match_prompt_function(decoder: Decoder, main: Model, other: Model) -> PromptFunction:
+    """Return how a function for prompts takes the inputs and outputs of the main function, by their names.
+
+    Raises:
+        UsageError: The function has other inputs, lacks tokens or cache tensors, or their types differ.
+    """
+    taken, made = (_match_names(*sides) for sides in ((main.inputs, other.inputs), (main.outputs, other.outputs)))
+    own_inputs, own_outputs = other.inputs or (), other.outputs or ()
+    inputs, outputs = main.inputs or (), main.outputs or ()
+    if extra := set(range(len(own_inputs))) - set(taken):
+        spec = own_inputs[min(extra)]
+        raise UsageError(
+            f"function {other.function!r} has an input {spec}, which {main.function!r} lacks: {_list_names(inputs)}",
+            option="--generate",
+        )
+    needed = [(inputs, taken, place) for place, rule in decoder.plan.rules if rule is StepRule.TOKENS]
+    for place, output in decoder.plan.feedback:
+        needed += [(inputs, taken, place), (outputs, made, output)]
+    for specs, places, place in needed:
+        if places[place] < 0:
+            listed = _list_names(own_inputs if specs is inputs else own_outputs)
+            raise UsageError(f"function {other.function!r} lacks {specs[place]}: {listed}", option="--generate")
+    for place, output in decoder.plan.feedback:
+        _check_feedback(inputs[place], own_outputs[made[output]])
+        _check_feedback(own_inputs[taken[place]], outputs[output])
+    return PromptFunction(other.function, taken, made)
+
+
+def _match_names(main: Sequence[TensorSpec] | None, other: Sequence[TensorSpec] | None) -> tuple[int, ...]:
+    """Return the number of the other tensor with the same name for each tensor, -1 if none has it."""
+    places = {_ADDED.sub("", one.name): place for place, one in enumerate(other or ())}
+    return tuple(places.get(_ADDED.sub("", one.name), -1) for one in main or ())
 
 
 def _check_name(name: str, known: Mapping[str, int], kind: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hil.controller.models.generation.roles import Decoder, detect_roles
+from hil.controller.models.generation.roles import Decoder, detect_roles, match_prompt_function
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
-from hil.core.steps import StepRule
+from hil.core.results import Model
+from hil.core.steps import PromptFunction, StepRule
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
@@ -312,3 +314,62 @@ def test_detect_roles_suggests_names(roles: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message) as caught:
         detect([IDS], [LOGITS], **roles)
     assert ("input_ids" if "input" in message else "logits") in caught.value.hint
+
+
+def function(name: str, count: int, cache: tuple[int, ...] = (1, 8, 4), **changed: TensorSpec | None) -> Model:
+    """Return a function of a LiteRT model. A change replaces a tensor, or drops it with None."""
+    inputs = {
+        "kv_cache_k_0": TensorSpec(f"{name}_kv_cache_k_0:0", "float32", cache),
+        "tokens": TensorSpec(f"{name}_tokens:0", "int32", (1, count)),
+        "input_pos": TensorSpec(f"{name}_input_pos:0", "int32", (count,)),
+        **{key: spec for key, spec in changed.items() if not key.startswith("out")},
+    }
+    outputs = {
+        "out_logits": TensorSpec("logits", "float32", (1, count, 9)),
+        "out_cache": TensorSpec(f"{name}_kv_cache_k_0:0", "float32", cache),
+        **{key: spec for key, spec in changed.items() if key.startswith("out")},
+    }
+    given, made = (tuple(spec for spec in side.values() if spec) for side in (inputs, outputs))
+    return Model("m", "tflite", Path("m"), {}, "", function=name, inputs=given, outputs=made)
+
+
+DECODE = function("decode", 1)
+
+
+def match(other: Model) -> PromptFunction:
+    return match_prompt_function(detect(list(DECODE.inputs or ()), list(DECODE.outputs or ())), DECODE, other)
+
+
+def test_match_prompt_function_pairs_tensors_by_name():
+    assert match(function("prefill_4", 4)) == PromptFunction("prefill_4", (0, 1, 2), (0, 1))
+    reduced = match(function("prefill_4", 4, input_pos=None, out_logits=None))
+    assert reduced == PromptFunction("prefill_4", (0, 1, -1), (-1, 0))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            function("prefill", 4, image=TensorSpec("image", "float32", (3,))),
+            "function 'prefill' has an input image: 3 float32, which 'decode' lacks: decode_kv_cache_k_0:0: 1x8x4",
+        ),
+        (function("prefill", 4, tokens=None), "function 'prefill' lacks decode_tokens:0: 1x1 int32: prefill_kv_cache"),
+        (function("prefill", 4, kv_cache_k_0=None), "function 'prefill' lacks decode_kv_cache_k_0:0: 1x8x4 float32"),
+        (
+            function("prefill", 4, out_cache=None),
+            "function 'prefill' lacks decode_kv_cache_k_0:0: 1x8x4 float32: logits: 1x4x9",
+        ),
+        (
+            function("prefill", 4, (1, 16, 4)),
+            "output prefill_kv_cache_k_0:0: 1x16x4 float32 does not fit input decode_kv_cache_k_0:0: 1x8x4 float32",
+        ),
+        (
+            function("prefill", 4, kv_cache_k_0=TensorSpec("kv_cache_k_0", "float16", (1, 8, 4))),
+            "output decode_kv_cache_k_0:0: 1x8x4 float32 does not fit input kv_cache_k_0: 1x8x4 float16",
+        ),
+    ],
+)
+def test_match_prompt_function_rejects_misfit(other: Model, message: str):
+    with pytest.raises(UsageError) as caught:
+        match(other)
+    assert caught.value.message.startswith(message)

@@ -1,0 +1,41 @@
+"""Find the functions of a decoder: one for steps, and others for prompts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.generation.roles import Decoder, match_prompt_function
+from hil.controller.models.importers import import_model
+from hil.core.results import Model
+from hil.errors import UsageError
+
+# Names that exporters give: the function for steps, and functions for prompts, such as ``prefill_128``.
+_DECODE = "decode"
+_PREFILL = re.compile(r"prefill(_\d+)?")
+
+
+def import_decoder(path: Path, *, function: str = "", dims: Mapping[str, int] | None = None, **work: Any) -> Model:
+    """Import the function for steps: the named one, the only one, or ``decode``. Raises as :func:`import_model`."""
+    try:
+        return import_model(path, function=function, dims=dims, **work)
+    except UsageError as error:
+        if function or error.option != "--function":
+            raise
+        try:
+            return import_model(path, function=_DECODE, dims=dims, **work)
+        except UsageError:
+            raise error from None
+
+
+def add_prompt_functions(decoder: Decoder, model: Model, **work: Any) -> Decoder:
+    """Return the decoder with the functions of the same file for prompts. Raises UsageError if one does not fit."""
+    if model.function != _DECODE:
+        return decoder
+    names = [name for name in model.producer.get("functions", ()) if _PREFILL.fullmatch(name)]
+    others = [import_model(model.path, function=name, dims=model.dims, **work) for name in names]
+    prompts = tuple(match_prompt_function(decoder, model, other) for other in others)
+    return replace(decoder, plan=replace(decoder.plan, prompts=prompts))
