@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.agents import compile_mlir
 from support.links import AGENTS, COMMANDS, ENDS, Reached, reach
-from support.step_programs import logits_of, step_function
+from support.step_programs import logits_of, prompt_function, step_function
 
 from hil import errors
 from hil.controller.devices.board import Board
@@ -22,7 +22,7 @@ from hil.controller.devices.links.link import Capabilities
 from hil.core.board_config import RuntimeCommand
 from hil.core.files import digest_file
 from hil.core.results import Artifact
-from hil.core.steps import StepRule, StepsPlan
+from hil.core.steps import PromptFunction, StepRule, StepsPlan
 
 MLIR = (
     ENDS
@@ -38,6 +38,7 @@ func.func @two(%a: tensor<2x3xi32>) -> (tensor<2x3xi32>, tensor<2x3xi32>) {
 }
 """
     + step_function()
+    + prompt_function()
 )
 A = np.arange(64, dtype=np.float32)
 B = np.full(64, 2.5, np.float32)
@@ -179,6 +180,8 @@ def test_board_generates_tokens_or_refuses(reached, load):
             assert "without --generate" in caught.value.hint
             return
         result, call = program.run(inputs, warmup=1, iterations=2, steps=PLAN, names=names)
+        plan = replace(PLAN, prompts=(PromptFunction("prefill", (1, 0, 2), (-1, 0)),))
+        other, other_call = program.run(inputs, steps=plan, names=names)
         with pytest.raises(errors.RunFailed, match="9 tokens exceed the cache of 8 tokens"):
             program.run({**inputs, "prompt": np.zeros(7, np.int64)}, steps=PLAN, names=names)
     assert list(result.outputs) == [*names]
@@ -186,6 +189,10 @@ def test_board_generates_tokens_or_refuses(reached, load):
     assert result.outputs["positions"].tolist() == [0, 1, 2, 3, 4]
     assert result.repetition is not None and result.repetition.is_stable
     assert [one.tokens for one in call.calls] == [1] * 5 * 2
+    assert [one.tokens for one in other_call.calls] == [2, 1, 1, 1]
+    assert other.outputs["positions"].tolist() == [2, 3, 4]
+    np.testing.assert_array_equal(other.outputs["logits"], result.outputs["logits"][2:])
+    np.testing.assert_array_equal(other.outputs["cache"], result.outputs["cache"])
 
 
 @pytest.mark.parametrize("inputs", [{"a": A}, {"a": A.astype(np.float64), "b": B}, {"a": A[:5], "b": B}])

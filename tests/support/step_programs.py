@@ -185,5 +185,39 @@ def stale_function() -> str:
     return f"{kept}{right[:start]}{wrong}{right[end:]}"
 
 
+def prompt_function() -> str:
+    """Return a function of MLIR: the decoder of :func:`step_function` for two tokens of a prompt, without logits."""
+    table, turn = _dense(_TABLE), _dense(_TURN[None])
+    rows, types = [], "tensor<1x1xi64>"
+    for place in range(2):
+        at = f"[0:1, {place}:{place + 1}] : (tensor<1x2xi64>) -> {types}"
+        rows.append(f"""
+  %id{place} = stablehlo.slice %input_ids {at}
+  %id{place}s = stablehlo.reshape %id{place} : ({types}) -> tensor<i64>
+  %row{place} = stablehlo.dynamic_slice %table, %id{place}s, %zero, sizes = [1, 4]
+    : (tensor<{VOCABULARY}x4xf32>, tensor<i64>, tensor<i64>) -> tensor<1x4xf32>""")
+    return f"""
+func.func @prefill(%position_ids: tensor<1x2xi64>, %input_ids: tensor<1x2xi64>, %past: tensor<1x8x4xf32>)
+    -> tensor<1x8x4xf32> {{
+  %table = stablehlo.constant dense<{table}> : tensor<{VOCABULARY}x4xf32>
+  %turn = stablehlo.constant dense<{turn}> : tensor<1x4xf32>
+  %zero = stablehlo.constant dense<0> : tensor<i64>
+  %five = stablehlo.constant dense<5> : tensor<1x2xi64>{"".join(rows)}
+  %rows = stablehlo.concatenate %row0, %row1, dim = 0 : (tensor<1x4xf32>, tensor<1x4xf32>) -> tensor<2x4xf32>
+  %first = stablehlo.slice %position_ids [0:1, 0:1] : (tensor<1x2xi64>) -> {types}
+  %at = stablehlo.reshape %first : ({types}) -> tensor<i64>
+  %rest = stablehlo.remainder %position_ids, %five : tensor<1x2xi64>
+  %phase = stablehlo.convert %rest : (tensor<1x2xi64>) -> tensor<1x2xf32>
+  %column = stablehlo.reshape %phase : (tensor<1x2xf32>) -> tensor<2x1xf32>
+  %shift = stablehlo.dot %column, %turn : (tensor<2x1xf32>, tensor<1x4xf32>) -> tensor<2x4xf32>
+  %entries = stablehlo.add %rows, %shift : tensor<2x4xf32>
+  %new = stablehlo.reshape %entries : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
+  %present = stablehlo.dynamic_update_slice %past, %new, %zero, %at, %zero
+    : (tensor<1x8x4xf32>, tensor<1x2x4xf32>, tensor<i64>, tensor<i64>, tensor<i64>) -> tensor<1x8x4xf32>
+  return %present : tensor<1x8x4xf32>
+}}
+"""
+
+
 def _dense(array: Array) -> str:
     return str(array.astype(float).tolist())
