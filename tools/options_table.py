@@ -72,7 +72,9 @@ GAPS = (
         ("suite run", PYTEST),
         "This option applies to one model. A suite reads `NAME.generate.toml` next to each model (docs/suites.md).",
     ),
-    Gap(("--generate",), _STORED, "The file contains single calls: `hil bundle create --generate` makes a case of each."),
+    Gap(
+        ("--generate",), _STORED, "The file contains single calls: `hil bundle create --generate` makes a case of each."
+    ),
     Gap(("--flagfile",), ("suite run", PYTEST), "A flag file in the directory is a case."),
     Gap(("--flagfile",), _STORED, "The file is the input."),
     Gap(
