@@ -110,9 +110,9 @@ class FakeProgram:
         arrays = [inputs["x"] * self.factor] if steps is None else run_summing(steps, inputs)
         told = {"board": self.board.name, "placement": None}
         times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
-        outputs = dict(zip(names, arrays, strict=True))
+        outputs = dict(zip(names or ("y",), arrays, strict=True))
         result = RunResult(self.board.name, outputs, times, provenance=told, cold=not warmup)
-        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=())
+        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0)
 
     def log(self) -> list[str]:
         """One line."""
