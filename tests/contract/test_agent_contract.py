@@ -27,6 +27,7 @@ B = np.full(4096, 2.5, np.float32)
 PLAN = StepsPlan(((0, StepRule.TOKENS), (1, StepRule.POSITIONS)), ((2, 1),), logits=0, steps=5, shapes=((1, 0, 4),))
 
 
+@pytest.mark.ci
 def test_agent_describes_board_without_session(connect):
     reply = connect().describe()
     assert reply.machine.arch
@@ -93,6 +94,7 @@ def test_agent_generates_tokens_with_largest_logits(client, decoder):
     assert stopped.outputs[steps.TOKENS].tolist() == tokens[:1]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("change", "inputs", "words"),
     [
@@ -303,6 +305,7 @@ def test_agent_ends_session_without_keepalives(connect):
     assert "no message for" in replies[-1].over.reason
 
 
+@pytest.mark.ci
 def test_agent_upload_extends_session(connect):
     """Keepalives may wait behind the upload's data."""
     owner = connect()

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BENCH, MUTATIONS = "tests/integration/test_bench.py", "tests/unit/compare/test_mutations.py"
 (DAILY,) = re.findall(r"^marked='(.+)'", (ROOT / "scripts/test").read_text(), re.M)
@@ -34,6 +36,7 @@ def test_named_path_runs_regardless_of_marks():
     assert collected("-m", DAILY, BENCH) == {f"{BENCH}::{name}" for name in every}
 
 
+@pytest.mark.ci
 def test_xdist_worker_runs_explicit_test():
     quick = "tests/integration/test_tflite.py::test_run_rejects_duplicate_tensor_names_without_signature"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "-m", DAILY, quick]

@@ -42,6 +42,7 @@ def shellcheck(*arguments: str | Path, script: str = "") -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.ci
 @needs_shellcheck
 def test_shell_scripts_pass_shellcheck() -> None:
     assert len(SCRIPTS) > 15

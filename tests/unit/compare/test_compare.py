@@ -650,6 +650,7 @@ def tensors(draw: st.DrawFn) -> tuple[Any, Any]:
     return a.reshape(shape), b.reshape(shape)
 
 
+@pytest.mark.ci
 @settings(max_examples=1000, deadline=None)
 @given(tensors(), st.sampled_from([None, Tolerance(0.0, 0.5), Tolerance(0.1, 0.0), Tolerance(0.01, 1e-3)]), st.data())
 def test_statistics_match_naive_computation(

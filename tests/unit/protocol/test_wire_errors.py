@@ -139,6 +139,7 @@ def test_agent_error_arrives_complete_for_any_length(agent, kind, size):
                 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gateway_error_arrives_with_type_for_any_length(gateway, kind, size):

@@ -124,6 +124,7 @@ def test_onnxruntime_passes_every_dtype(save_onnx: Save, settings: dict[str, Any
     assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -81,6 +81,7 @@ def in_the_background(channel: InterruptibleChannel) -> None:
     assert not call.is_active()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("call", [echo, stream, in_the_background])
 def test_ctrl_c_ends_call_at_any_step(channel: grpc.Channel, call: Callable[..., None]):
     interruptible = InterruptibleChannel(channel)

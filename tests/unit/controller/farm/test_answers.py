@@ -89,6 +89,7 @@ def test_parser_rejects_excessive_number_of_values(monkeypatch: pytest.MonkeyPat
         parsed("cases", {"total": 1, "cases": [[]] * 2000})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("command", COMMANDS)
 def test_farm_commands_exit_4_on_malformed_response(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = copy.deepcopy(ANSWERS)

@@ -173,6 +173,7 @@ def test_session_close_ends_wait(hold: Callable[..., LeaseSession]) -> None:
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("direct", [True, False])
 def test_session_runs_programs_directly_and_by_tunnel(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, add: Program, direct: bool

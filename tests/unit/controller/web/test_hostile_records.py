@@ -47,6 +47,7 @@ def test_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
     assert kinds == {"run", "suite", "bench", "bisect", "trace"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["script", "quotes", "half", "turned"])
 def test_pages_escape_record_keys(tmp_path: Path, name: str) -> None:
     crawl(hostile_root(tmp_path, PAYLOADS[name], keys=True))
@@ -111,6 +112,7 @@ def test_pages_survive_damaged_records(documents: dict[str, Any]) -> None:
         crawl(Path(folder), most=60)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "data",
     [

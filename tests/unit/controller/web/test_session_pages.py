@@ -207,6 +207,7 @@ def test_file_routes_reject_files_outside_session(tmp_path: Path, name: str) -> 
             assert answer.status_code == 404 and "secret" not in answer.text
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("value", [None, 1e999, float("nan"), [3, None, {}], {"a": {"b": []}}, BEFORE])
 def test_session_pages_survive_invalid_values(tmp_path: Path, record: str, value: object) -> None:

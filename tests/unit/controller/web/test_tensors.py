@@ -33,6 +33,7 @@ def page(client: Any, name: str, **query: Any) -> str:
     return str(answer.text)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensor_page_opens_every_dtype(tmp_path, dtype):
     random = np.random.default_rng(0)
@@ -50,6 +51,7 @@ def test_tensor_page_opens_every_dtype(tmp_path, dtype):
         assert client.get("/api/tensors/cell", params=given).status_code == (404 if dtype == "string" else 200)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (2,) * 8])
 @pytest.mark.parametrize("value", [1.0, NAN, INF])
 def test_tensor_page_opens_every_rank(tmp_path, shape, value):

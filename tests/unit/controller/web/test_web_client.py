@@ -152,6 +152,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", ENDLESS)
 def test_publish_ends_without_progress(folder: SessionFolder, what: str) -> None:
     with hostile(ENDLESS[what]) as address, Publisher(address, "t") as server:

@@ -31,6 +31,7 @@ def iree(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: Pat
     assert not notes
 
 
+@pytest.mark.ci
 def test_iree_rows_join_events_nodes_and_estimates(iree: list[OpRow]) -> None:
     assert {(row.run, row.board, row.runtime, row.clock) for row in iree} == {("night", "sim", "iree", "board")}
     assert [row.start_ns for row in iree] == sorted(row.start_ns for row in iree)

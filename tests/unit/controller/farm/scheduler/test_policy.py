@@ -263,6 +263,7 @@ def _simulate(jobs: list[WaitingJob], boards: int, job_s: float = 1.0) -> list[W
     return started
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("boards", [1, 4, 20])
 @pytest.mark.parametrize("job_s", [1.0, 3 * AGING_S])
 def test_policy_shares_boards_between_large_and_small_user(boards: int, job_s: float):

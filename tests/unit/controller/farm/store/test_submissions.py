@@ -77,6 +77,7 @@ def test_submit_reports_farm_without_boards(desk: Desk) -> None:
         desk.submit()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("order", "why"),
     [
