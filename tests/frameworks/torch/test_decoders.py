@@ -78,7 +78,7 @@ def passes(hil: Callable[..., Ended], tmp_path: Path) -> Callable[..., None]:
     def call(model: Path, *options: str, spec: str = SPEC) -> None:
         (tmp_path / "spec.toml").write_text(spec)
         place = ("--runtime-hw-type", "sim", "--json")
-        ended = hil("run", model, "--generate", tmp_path / "spec.toml", *place, *options, timeout=600)
+        ended = hil("run", model, "--generate", tmp_path / "spec.toml", *place, *options)
         assert ended.code == 0, ended
 
     return call
