@@ -122,7 +122,7 @@ class _Expansion:
         """Raise CompileFailed for a part of the operator."""
         raise CompileFailed(
             f"IREE lacks {self._node.op_type}, and hil cannot expand {node_label(self._node)}: unsupported {what}",
-            hint="use --runtime onnxruntime, or export the model with standard operators",
+            hint="use the runtime onnxruntime, or export the model with standard operators",
         )
 
     def attribute(self, name: str, default: Any) -> Any:
