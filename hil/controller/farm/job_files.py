@@ -95,14 +95,14 @@ class JobFiles:
         return [text]
 
     def add_generation(self, spec: Path, below: str) -> str:
-        """Add a specification of ``--generate`` with its tokenizer and reference. Returns the specification's path.
+        """Add a specification of ``--generate`` with the files that it names. Returns the specification's path.
 
         Raises:
             UsageError: the specification is invalid, or a file that it names is outside its directory.
         """
-        tokenizer, reference = _check_named_files(spec)
-        if tokenizer:
-            self.add(spec.parent / tokenizer, f"{below}/{tokenizer}")
+        reference, others = _check_named_files(spec)
+        for name in dict.fromkeys(others):
+            self.add(spec.parent / name, f"{below}/{name}")
         if reference:
             self.add_model(import_model(spec.parent / reference), str(PurePosixPath(below, reference).parent))
         return self.add(spec, f"{below}/{spec.name}")
@@ -196,17 +196,20 @@ def _check_generations(folder: Path) -> None:
         _check_named_files(spec)
 
 
-def _check_named_files(spec: Path) -> tuple[str, str]:
-    """Return the paths of tokenizer and reference below the specification's directory. Raises UsageError for others."""
-    names = [PurePosixPath(os.path.normpath(name)) for name in read_file_names(spec)]
-    for name in names:
+def _check_named_files(spec: Path) -> tuple[str, list[str]]:
+    """Return the paths of the reference, "" without one, and of the other files that a specification names.
+
+    Raises UsageError for a file outside the specification's directory.
+    """
+    reference, others = read_file_names(spec)
+    names = [os.path.normpath(name) for name in (reference, *others)]
+    for name in map(PurePosixPath, names):
         if name.is_absolute() or ".." in name.parts:
             raise UsageError(
                 f"file {str(name)[:80]!r} is outside the directory of {spec.name}",
                 hint="copy the file next to the specification",
             )
-    tokenizer, reference = (str(name) if name.name else "" for name in names)
-    return tokenizer, reference
+    return names[0] if reference else "", names[1:]
 
 
 def _find_generation(options: Mapping[str, Any], folder: Path) -> Path | None:

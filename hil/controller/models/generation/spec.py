@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,7 @@ _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
 # Name of a prompt that is cut to a length.
 _LENGTH_NAME = "{}-{}"
 _MAX_WINDOWS = 10_000
+_MAX_DIGITS = 10
 _TEXT_HINT = "give token ids: tokens = [...], or name the tokenizer: tokenizer = 'tokenizer.json'"
 
 
@@ -119,11 +122,24 @@ def read_spec(path: Path) -> GenerateSpec:
         UsageError: The file is unreadable or invalid, or a text cannot be converted to tokens.
     """
     spec = _parse_spec(path)
+    files = tuple(path.parent / name for name in (spec.tokenizer, *(prompt.file for prompt in spec.prompt)) if name)
+    return _complete_spec(path, msgspec.json.encode(spec), tuple(map(_stamp_file, files)))
+
+
+@functools.lru_cache(maxsize=4)
+def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
+    """Return a specification with the tokens of all texts. A run reads it for each case.
+
+    Args:
+        text: the specification as JSON.
+        files: state of the tokenizer and the texts. Another state is read again.
+    """
+    spec = msgspec.json.decode(text, type=GenerateSpec)
     tokenizer = _load_tokenizer(path.parent / spec.tokenizer) if spec.tokenizer else None
     prompts: list[Prompt] = []
     for prompt in spec.prompt:
-        for turn in prompt.turns:
-            _encode_turn(turn, tokenizer, path)
+        for number, turn in enumerate(prompt.turns):
+            _encode_turn(turn, tokenizer, path, is_first=number == 0)
         prompts += _read_windows(prompt, spec, tokenizer, path) if prompt.file else [prompt]
     for prompt in prompts:
         _check_turns(prompt, path)
@@ -131,7 +147,22 @@ def read_spec(path: Path) -> GenerateSpec:
     for prompt, name in zip(prompts, names, strict=True):
         prompt.name = name
     spec.prompt, spec.lengths = prompts, _read_lengths(spec, prompts[0], path)
+    if spec.lengths and (clash := [prompt.name for prompt in prompts[1:] if _size_in_name(spec, prompt.name)]):
+        raise UsageError(
+            f"{path}: prompt {clash[0]!r} has the name of the first prompt cut to a length",
+            hint="rename one of the prompts",
+            option="--generate",
+        )
     return spec
+
+
+def _stamp_file(path: Path) -> tuple[Path, int, int]:
+    """Return the state of a file: modification time and size, or zeros without a file."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ValueError: a null character
+        return path, 0, 0
+    return path, found.st_mtime_ns, found.st_size
 
 
 def cut_prompt(prompt: Prompt, size: int) -> Prompt:
@@ -142,18 +173,26 @@ def cut_prompt(prompt: Prompt, size: int) -> Prompt:
 
 def find_prompt(spec: GenerateSpec, name: str) -> Prompt | None:
     """Return the prompt with a name, or the first prompt cut to a length; None if unknown."""
+    found = next((prompt for prompt in spec.prompt if prompt.name == name), None)
+    size = _size_in_name(spec, name)
+    return cut_prompt(spec.prompt[0], size) if found is None and size else found
+
+
+def _size_in_name(spec: GenerateSpec, name: str) -> int:
+    """Return the length in the name of the first prompt cut to a length; 0 for other names."""
     first = spec.prompt[0]
-    found = next((prompt for prompt in spec.cases if prompt.name == name), None)
     size = name.removeprefix(_LENGTH_NAME.format(first.name, ""))
-    if found is None and size != name and size.isdecimal() and 0 < int(size) <= len(first.tokens):
-        return cut_prompt(first, int(size))
-    return found
+    is_size = size != name and size.isascii() and size.isdecimal() and len(size) < _MAX_DIGITS
+    return int(size) if is_size and int(size) <= len(first.tokens) else 0
 
 
-def read_file_names(path: Path) -> tuple[str, str]:
-    """Return the paths of tokenizer and reference in a specification, "" without one. Raises UsageError if invalid."""
+def read_file_names(path: Path) -> tuple[str, list[str]]:
+    """Return the paths in a specification: of the reference, "" without one, and of the tokenizer and texts.
+
+    Raises UsageError for an invalid specification.
+    """
     spec = _parse_spec(path)
-    return spec.tokenizer, spec.reference
+    return spec.reference, [name for name in (spec.tokenizer, *(prompt.file for prompt in spec.prompt)) if name]
 
 
 def _parse_spec(path: Path) -> GenerateSpec:
@@ -167,15 +206,17 @@ def _parse_spec(path: Path) -> GenerateSpec:
         raise UsageError(f"{path}: {error}", hint="see docs/generation.md", option="--generate") from error
 
 
-def _encode_turn(turn: Turn, tokenizer: Any, path: Path) -> None:
+def _encode_turn(turn: Turn, tokenizer: Any, path: Path, *, is_first: bool) -> None:
     """Convert the texts of a turn to tokens. Raises UsageError."""
     for kind, given in (("tokens", turn.text), ("forced", turn.forced_text)):
         if given and not getattr(turn, kind):
-            setattr(turn, kind, _encode_text(tokenizer, given, path, is_prompt=kind == "tokens"))
+            setattr(turn, kind, _encode_text(tokenizer, given, path, is_start=is_first and kind == "tokens"))
 
 
 def _check_turns(prompt: Prompt, path: Path) -> None:
-    """Raise UsageError for a turn without tokens, or if only some turns have forced tokens."""
+    """Raise UsageError for a turn without tokens, forced tokens in only some turns, or a window without a file."""
+    if prompt.window and not prompt.file:
+        raise UsageError(f"{path}: a prompt has a window, but no file", hint="set file", option="--generate")
     if not all(turn.tokens for turn in prompt.turns):
         raise UsageError(f"{path}: a prompt has no tokens", hint=_TEXT_HINT, option="--generate")
     if len({bool(turn.forced) for turn in prompt.turns}) > 1:
@@ -192,9 +233,11 @@ def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path
         raise UsageError(f"{path}: a prompt with a file has tokens or turns", hint="remove them", option="--generate")
     try:
         text = read_text(path.parent / prompt.file)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot read the text {prompt.file}: {error}", option="--generate") from error
-    tokens = _encode_text(tokenizer, text, path, is_prompt=True)
+    tokens = _encode_text(tokenizer, text, path, is_start=True)
+    if not tokens:
+        raise UsageError(f"{path}: {prompt.file} has no tokens", option="--generate")
     size = prompt.window or len(tokens)
     windows = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     if len(windows) > _MAX_WINDOWS:
@@ -208,6 +251,7 @@ def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path
         Prompt(
             name=f"{name}-window-{number}" if len(windows) > 1 else name,
             file=prompt.file,
+            window=prompt.window,
             tokens=window[: len(window) - (steps := min(spec.steps, len(window) // 2))],
             forced=window[len(window) - steps :],
         )
@@ -238,12 +282,12 @@ def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
     return sorted({*lengths} - {most})
 
 
-def _encode_text(tokenizer: Any, text: str, path: Path, *, is_prompt: bool) -> list[int]:
+def _encode_text(tokenizer: Any, text: str, path: Path, *, is_start: bool) -> list[int]:
     """Convert a text to tokens, with the tokenizer's special tokens at the start of a prompt. Raises UsageError."""
     if tokenizer is None:
         raise UsageError(f"{path}: the prompt {text[:40]!r} is a text", hint=_TEXT_HINT, option="--generate")
     try:
-        return list(tokenizer.encode(text, add_special_tokens=is_prompt).ids)
+        return list(tokenizer.encode(text, add_special_tokens=is_start).ids)
     except Exception as error:  # the library raises plain exceptions
         raise UsageError(
             f"{path}: the tokenizer cannot convert {text[:40]!r}: {error}", hint=_TEXT_HINT, option="--generate"
@@ -260,6 +304,10 @@ def _load_tokenizer(path: Path) -> Any:
             hint=f"pip install 'hil[generation]', or {_TEXT_HINT}",
         ) from error
     try:
-        return Tokenizer.from_str(read_file(path, MAX_FILE_BYTES).decode())
+        tokenizer = Tokenizer.from_str(read_file(path, MAX_FILE_BYTES).decode())
     except Exception as error:
         raise UsageError(f"cannot read the tokenizer {path}: {error}", option="--generate") from error
+    # A tokenizer may be stored with the limits of a training.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -106,7 +106,8 @@ def test_packed_run_sends_generation_with_tokenizer(here):
     (here / "spec").mkdir()
     spec_file = here / "spec/chat.toml"
     files = "tokenizer = './words/tokenizer.json'\nreference = 'exact/net.onnx'"
-    spec_file.write_text(f"{files}\n[[prompt]]\ntext = 'hello'\n")
+    spec_file.write_text(f"{files}\n[[prompt]]\ntext = 'hello'\n[[prompt]]\nfile = 'text.txt'\n")
+    (here / "spec/text.txt").write_text("hello")
     (here / "spec/exact").mkdir()
     shutil.copy(DIGITS / "digits_cnn.onnx", here / "spec/exact/net.onnx")
     (here / "spec/words").mkdir()
@@ -117,11 +118,12 @@ def test_packed_run_sends_generation_with_tokenizer(here):
     found = job_of(sent(spec, parcel, host).options, host)
     assert found.generate == host / "generate/chat.toml"
     assert (found.generate.parent / "words/tokenizer.json").read_text() == "{}"
+    assert (found.generate.parent / "text.txt").read_text() == "hello"
     assert (found.generate.parent / "exact/net.onnx").exists()
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../tokenizer.json", "a/../../tokenizer.json"])
-@pytest.mark.parametrize("key", ["tokenizer", "reference"])
+@pytest.mark.parametrize("key", ["tokenizer", "reference", "[[prompt]]\nfile"])
 def test_files_outside_specification_directory_are_rejected(here, key, name):
     spec = here / "chat.toml"
     spec.write_text(f"{key} = {name!r}\n[[prompt]]\ntext = 'hello'\n")
@@ -291,9 +293,10 @@ def test_request_of_rejects_tokenizer_outside_suite(tmp_path):
     spec = suite / "net.generate.toml"
     spec.write_text("invalid")  # the case reports it
     assert request_of(request, tmp_path).source == str(suite)
-    spec.write_text("tokenizer = '/etc/passwd'\n[[prompt]]\ntext = 'hello'\n")
-    with pytest.raises(UsageError, match="is outside the directory"):
-        request_of(request, tmp_path)
+    for text in ("tokenizer = '/etc/passwd'\n[[prompt]]\ntext = 'hello'\n", "[[prompt]]\nfile = '/etc/passwd'\n"):
+        spec.write_text(text)
+        with pytest.raises(UsageError, match="is outside the directory"):
+            request_of(request, tmp_path)
 
 
 def test_farm_jobs_reject_python_functions(here):

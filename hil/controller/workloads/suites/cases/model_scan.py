@@ -175,7 +175,8 @@ def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteMode
 
 def _list_named_files(spec: Path) -> list[Path]:
     try:
-        return [spec.parent / name for name in read_file_names(spec) if name]
+        reference, others = read_file_names(spec)
+        return [spec.parent / name for name in (reference, *others) if name]
     except UsageError:  # the case reports the error
         return []
 

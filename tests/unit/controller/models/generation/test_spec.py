@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.models.generation.spec import GenerateSpec, find_prompt, read_spec
+from hil.controller.models.generation.spec import GenerateSpec, find_prompt, read_file_names, read_spec
 from hil.errors import UsageError
 
 
@@ -81,7 +81,46 @@ def test_find_prompt_cuts_first_prompt(tmp_path: Path):
 def test_read_spec_reads_turns(tmp_path: Path, tokenizer: Path):
     text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntokens = [1]\nforced = [7, 8]\n'
     spec = read(tmp_path, text + '[[prompt.turn]]\ntext = "board"\nforced_text = "runs"\n')
-    assert spec.prompt[0].joined(1) == ([1, -1, 0, 2], [7, -1, 3])
+    assert spec.prompt[0].joined(1) == ([1, -1, 2], [7, -1, 3])
+
+
+def test_read_spec_adds_special_tokens_once(tmp_path: Path, tokenizer: Path):
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntext = "board"\n[[prompt.turn]]\ntext = "runs"\n'
+    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 2, -1, 3], [])
+
+
+def test_read_spec_ignores_limits_of_tokenizer(tmp_path: Path, tokenizer: Path):
+    tokenizers = pytest.importorskip("tokenizers")
+    limited = tokenizers.Tokenizer.from_file(str(tokenizer))
+    limited.enable_truncation(3)
+    limited.enable_padding(length=9)
+    limited.save(str(tokenizer))
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntext = "the board runs the"\n'
+    assert read(tmp_path, text).prompt[0].tokens == [0, 1, 2, 3, 1]
+
+
+def test_read_spec_rejects_file_without_tokens(tmp_path: Path, tokenizer: Path):
+    tokenizers = pytest.importorskip("tokenizers")
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    plain.save(str(tokenizer))
+    (tmp_path / "text.txt").write_text("")
+    for window in (0, 4):
+        text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\nfile = "text.txt"\nwindow = {window}\n'
+        with pytest.raises(UsageError, match=r"text\.txt has no tokens"):
+            read(tmp_path, text)
+
+
+def test_read_spec_reads_changed_text(tmp_path: Path, tokenizer: Path):
+    text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\nfile = "text.txt"\n'
+    (tmp_path / "text.txt").write_text("the board")
+    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 1], [2])
+    (tmp_path / "text.txt").write_text("the board runs")
+    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 1], [2, 3])
+
+
+def test_read_file_names_lists_texts(tmp_path: Path):
+    (tmp_path / "s.toml").write_text('tokenizer = "t.json"\nreference = "r.onnx"\n[[prompt]]\nfile = "/etc/passwd"\n')
+    assert read_file_names(tmp_path / "s.toml") == ("r.onnx", ["t.json", "/etc/passwd"])
 
 
 def test_read_spec_cuts_text_file_into_windows(tmp_path: Path, tokenizer: Path):
@@ -129,6 +168,13 @@ def test_read_spec_prefers_tokens_over_text(tmp_path: Path, tokenizer: Path):
         ("[[prompt]]\ntokens = [1]\n[[prompt.turn]]\nforced = [1]", "a prompt has no tokens", ""),
         ("[[prompt]]\ntokens = [1]\n[[prompt.turn]]\ntokens = [1]\nforced = [1]", "only some turns", "in none"),
         ("[[prompt]]\ntokens = [1]\nfile = 'a.txt'", "has tokens or turns", "remove"),
+        (
+            "lengths = [1]\n[[prompt]]\nname = 'a'\ntokens = [1, 2]\n[[prompt]]\nname = 'a-2'\ntokens = [3]",
+            "'a-2'",
+            "rename",
+        ),
+        ("[[prompt]]\ntokens = [1]\nwindow = 2", "a window, but no file", "file"),
+        ('[[prompt]]\nfile = "a\\u0000"', "cannot read the text", ""),
         ("[[prompt]]\nfile = 'a.txt'", "cannot read the text a.txt", ""),
         ("[[prompt]]\nfile = 'spec.toml'", "is a text", "tokenizer"),
         (f"lengths = {[1] * 300}\n[[prompt]]\ntokens = [1]", "length <= 256", ""),
