@@ -96,8 +96,19 @@ def export_by_guide(kind: str, folder: Path) -> Path:
     return folder / "exported.onnx"
 
 
-@pytest.mark.parametrize("runtime", [ORT, IREE], ids=["onnxruntime", "iree"])
-@pytest.mark.parametrize("kind", CONFIGS)
+INEXACT = pytest.mark.xfail(reason="IREE 3.13 computes Gelu with an error of 5e-5", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [
+        *((kind, ORT) for kind in CONFIGS),
+        ("llama", IREE),
+        ("qwen3", IREE),
+        pytest.param("gemma3", IREE, marks=INEXACT),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else value,
+)
 def test_torch_export_generates_tokens(
     passes: Callable[..., None], tmp_path: Path, kind: str, runtime: tuple[str, ...]
 ) -> None:
