@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -38,6 +39,8 @@ _SEQUENCES = ("rules", "feedback", "shapes", "stop", "prompts")
 _PADDING = 0
 # A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
 _MASKED = -3.4028234663852886e38
+# Names of states of recurrent layers, which have no positions: convolutions, state space models, linear attention.
+_STATE = re.compile(r"conv|ssm|state|recurrent")
 
 
 class StepRule(str, Enum):
@@ -117,6 +120,14 @@ class StepsPlan:
             return cls(rules=rules, feedback=feedback, shapes=shapes, stop=stop, prompts=prompts, **numbers)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"invalid steps: {error}") from error
+
+    def find_axes(self, inputs: Sequence[TensorSpec]) -> list[int | None]:
+        """Return the axis of the positions of each cache tensor, in the order of ``feedback``; None for a state."""
+        names = [inputs[place].name for place, _ in self.feedback]
+        return [
+            shape.index(0) if 0 in shape else find_fixed_axis(name, shape, self.bound) if self.bound else None
+            for name, shape in zip(names, self.shapes, strict=True)
+        ]
 
     def check(self, inputs: int, outputs: int) -> None:
         """Raise UsageError if the plan does not fit a program with this many inputs and outputs."""
@@ -224,6 +235,11 @@ class SteppedProgram:
         self._tokens = next(place for place, rule in plan.rules if rule is StepRule.TOKENS)
         self._fixed_size = _fixed_size(program.inputs[self._tokens])
         self._prompts = self._open_prompts()
+        # In a growing cache, padding stays before later entries. It also advances a state.
+        axes = plan.find_axes(program.inputs)
+        self._can_pad = plan.bound > 0 and all(
+            axis is not None and shape[axis] == plan.bound for axis, shape in zip(axes, plan.shapes, strict=True)
+        )
         # Number of entries in the cache before those of the prompt.
         self._kept = 0
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
@@ -340,14 +356,15 @@ class SteppedProgram:
         """Yield the calls of a prompt at ``position``: first token, end, function, and number of tokens to add.
 
         As in LiteRT-LM, functions for prompts take all tokens but the last. Each call has as many tokens as the largest
-        function takes, and the last of these calls uses the smallest function that takes the rest.
+        function takes, and the last of these calls uses the smallest function that takes the rest. If a call cannot
+        have padding, single tokens take the rest.
         """
         begin, most = 0, self._plan.chunk or total
         while self._prompts and begin < total - 1:
             left = min(total - 1 - begin, most)
-            room = self._plan.bound - self._kept - position - begin if self._plan.bound else total
-            sized = [(size or left, program) for size, program in self._prompts]
             # A call beyond the cache would overwrite earlier entries.
+            room = self._plan.bound - self._kept - position - begin if self._can_pad else left
+            sized = [(size or left, program) for size, program in self._prompts]
             fitting = [(1, self._program), *((size, program) for size, program in sized if size <= room)]
             size, program = min(fitting, key=lambda one: (one[0] < left, abs(one[0] - left)))
             count = min(size, left)
@@ -401,6 +418,18 @@ class SteppedProgram:
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
         return [given[place] for place in range(len(self._program.inputs))]
+
+
+def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) -> int | None:
+    """Return the axis of the positions of a cache tensor without unknown sizes, or None for a recurrent state.
+
+    This is the axis of the size ``bound``, best the second one from the end. If ``bound`` is 0, it is always that one.
+    """
+    if _STATE.search(name.lower()):
+        return None
+    usual = max(len(shape) - 2, 0)
+    places = [axis for axis, size in enumerate(shape) if axis and size == bound]
+    return usual if usual in places or not bound else next(iter(places), None)
 
 
 def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan) -> dict[int, Array]:

@@ -546,6 +546,35 @@ def test_stepped_program_splits_prompt(
     np.testing.assert_array_equal(cache[:, : count + 2], right[:, : count + 2])
 
 
+@pytest.mark.parametrize(
+    ("count", "calls"), [(6, ["decode"] * 6), (17, ["16", "decode"]), (20, ["16", *["decode"] * 4])]
+)
+def test_stepped_program_does_not_pad_growing_cache(count: int, calls: list[str]):
+    program, prompt = Prefilling(slots=0), ([1, 4, 2, 6, 3] * 4)[:count]
+    plan = plan_of(program, 9, prompts=(PromptFunction("16", (2, 1, 0), (-1, 0)),))
+    logits, positions, _, cache = run(program, plan, prompt, [5])
+    assert program.calls == [*calls, "decode"]
+    np.testing.assert_array_equal(logits, logits_of([*prompt, 5])[positions])
+    assert cache.shape == (1, count + 1, 4)
+
+
+def test_stepped_program_does_not_pad_state():
+    program = Prefilling()
+    ids, positions, cache, mask = program.inputs
+    program.inputs = (ids, positions, replace(cache, name="past_conv.0"), mask)
+    run(program, prefilling_plan(program, ["16", "4"]), [1, 4, 2, 6, 3, 0, 5], [3])
+    assert program.calls == ["4", "decode", "decode", "decode", "decode"]
+
+
+def test_steps_plan_finds_axes_of_positions():
+    shapes = {"k": (1, 8, 8, 64), "v": (1, 8, 64, 16), "past_conv.0": (1, 8, 3), "x": (1, 4, 3), "grows": (1, 2, 0, 8)}
+    program = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]
+    feedback = tuple((place, place) for place in range(len(program)))
+    plan = StepsPlan((), feedback, 0, 1, bound=8, shapes=tuple(shapes.values()))
+    assert plan.find_axes(program) == [2, 1, None, None, 2]
+    assert replace(plan, bound=0).find_axes(program) == [None, None, None, None, 2]
+
+
 def test_stepped_program_drops_logits_of_padding():
     class Last(Prefilling):
         def open_function(self, name: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hil.controller.models.generation.spec import GenerateSpec
 from hil.core.results import Model
-from hil.core.steps import PromptFunction, StepRule, StepsPlan
+from hil.core.steps import PromptFunction, StepRule, StepsPlan, find_fixed_axis
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.errors import UsageError, did_you_mean
 
@@ -27,8 +27,6 @@ _PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out
 # Names of the dimension that grows with each token.
 _POSITIONS = re.compile(r"past|seq|len|total|cache_size|position")
 _NUMBER = re.compile(r"\d+")
-# Names of states of recurrent layers, which have no positions: convolutions, state space models, linear attention.
-_STATE = re.compile(r"conv|ssm|state|recurrent")
 # Parts that exporters add to names: scopes and signatures before, output numbers after.
 _ADDED = re.compile(r"^(.*/)?((serving_default|decode|prefill(_\d+)?)_)?|:\d+$")
 # Keys in a name: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" of "key_values".
@@ -231,11 +229,7 @@ def _find_growing_axis(spec: TensorSpec) -> int | None:
 
 def _find_fixed_axis(spec: TensorSpec, bound: int, *, grows: bool = False) -> int | None:
     """Return the axis of the positions of a tensor without unknown sizes. Beside growing tensors, it has none."""
-    if _STATE.search(spec.name.lower()) or (grows and not bound):
-        return None
-    usual = max(len(spec.shape) - 2, 0)
-    places = [axis for axis, size in enumerate(spec.shape) if axis and size == bound]
-    return usual if usual in places or not bound else next(iter(places), None)
+    return None if grows and not bound else find_fixed_axis(spec.name, spec.shape, bound)
 
 
 def _sizes_at(cache: Sequence[TensorSpec], axes: Sequence[int | None]) -> list[int | str | None]:
