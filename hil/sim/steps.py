@@ -53,7 +53,7 @@ class SimSteps(SteppedProgram):
         self._trigger = program.trigger
         self._argmax, self._slow, self._is_stale = keys.get("argmax"), keys.get("slow_token"), "stale_cache" in keys
         if self._is_stale:
-            _check_cache(plan, "stale_cache")
+            _check_cache(plan.feedback, "stale_cache")
 
     def bind(self, inputs: Sequence[Array]) -> None:
         """Set the prompts and the constant inputs. Raises UsageError if the cache is too small for two prompts."""
@@ -109,10 +109,10 @@ class _StepFault:
         self._program = program
         self._plan = plan
         self._keys = keys
-        # Cache output -> axis of the slots.
-        self._axes = {
-            output: _slot_axis(shape, plan.bound) for (_, output), shape in zip(plan.feedback, plan.shapes, strict=True)
-        }
+        # Cache output -> axis of the slots. States of recurrent layers have no slots, so the faults skip them.
+        axes = zip(plan.feedback, plan.find_axes(program.inputs), strict=True)
+        self._axes = {output: axis for (_, output), axis in axes if axis is not None}
+        self._cached = [(place, output) for place, output in plan.feedback if output in self._axes]
 
     def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         """Change the inputs of a call."""
@@ -147,14 +147,14 @@ class _LostSlot(_StepFault):
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
-        _check_cache(plan, "kv_slot")
+        _check_cache(self._cached, "kv_slot")
 
     def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
-        for place, output in self._plan.feedback if self._is_hit(call) else ():
+        for place, output in self._cached if self._is_hit(call) else ():
             self._copy_entries(feeds, place, output)[call.slot - 1] = 0
 
     def change_values(self, values: list[Any], call: _DecoderCall) -> None:
-        for _, output in self._plan.feedback if self._is_hit(call) else ():
+        for _, output in self._cached if self._is_hit(call) else ():
             entries = self._copy_entries(values, output, output)
             entries[[call.slot - 1, call.slot]] = entries[[call.slot, call.slot - 1]]
 
@@ -203,14 +203,17 @@ class _WrongLayer(_StepFault):
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
-        _check_cache(plan, self.name)
+        _check_cache(self._cached, self.name)
         layers = _number_layers([program.inputs[place].name for place, _ in plan.feedback])
         self._above = [
-            output for (_, output), layer in zip(plan.feedback, layers, strict=True) if layer > keys["layer"]
+            output
+            for (_, output), layer in zip(plan.feedback, layers, strict=True)
+            if layer > keys["layer"] and output in self._axes
         ]
         if not self._above:
             raise UsageError(
-                f"fault {self.name}: no layer above {keys['layer']}; the program has {max(layers) + 1} layers"
+                f"fault {self.name}: no layer above {keys['layer']} has cache entries; "
+                f"the program has {max(layers) + 1} layers"
             )
 
     def change_values(self, values: list[Any], call: _DecoderCall) -> None:
@@ -248,15 +251,9 @@ _KINDS: Mapping[str, type[_StepFault]] = {
 }
 
 
-def _check_cache(plan: StepsPlan, name: str) -> None:
-    if not plan.feedback:
+def _check_cache(feedback: Sequence[tuple[int, int]], name: str) -> None:
+    if not feedback:
         raise UsageError(f"fault {name}: the program has no cache inputs")
-
-
-def _slot_axis(shape: tuple[int, ...], bound: int) -> int:
-    """Return the axis of the slots in an empty cache: the empty one, the one of a cache's maximum, or the usual one."""
-    size = 0 if 0 in shape else bound
-    return shape.index(size, 1) if size in shape[1:] else len(shape) - 2
 
 
 def _number_layers(names: Sequence[str]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_kv_slot_fault_loses_entry_before():
     assert made["0"].tolist() == made["1"].tolist()
 
 
+class Hybrid(Toy):
+    """The toy with a recurrent state, which has the sum of all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        state = TensorSpec("past_conv.2", "float32", (1, 4, 3))
+        self.inputs, self.outputs = (*self.inputs, state), (*self.outputs, state)
+
+    def step(self, inputs: Sequence[Any]) -> list[Handle]:
+        state = inputs[-1].array if isinstance(inputs[-1], Handle) else inputs[-1]
+        return [*super().step(inputs[:-1]), Handle(state + inputs[0].sum(dtype=np.float32))]
+
+
+@pytest.mark.parametrize("fault", ["kv_slot:position=4", "overflow:position=2,layer=0", "wrong_layer:layer=0"])
+def test_sim_steps_skip_states_without_slots(fault):
+    plan = replace(PLAN, feedback=(*PLAN.feedback, (7, 5)), shapes=(*PLAN.shapes, (1, 4, 3)))
+    made, right = generate(fault, plan=plan, toy=Hybrid()), generate(fault)
+    np.testing.assert_array_equal(made["1"], right["1"])
+    np.testing.assert_array_equal(made["2"], np.full((4, 3), sum(PROMPT + FORCED)))
+
+
+def test_kv_slot_fault_needs_cache_with_slots():
+    plan = replace(PLAN, feedback=((7, 5),), shapes=((1, 4, 3),))
+    with pytest.raises(UsageError, match="fault kv_slot: the program has no cache inputs"):
+        sim_program("kv_slot", toy=Hybrid()).stepped(plan)
+
+
 def test_rope_fault_shifts_positions():
     made = generate("rope:position=2")
     assert made["0"].tolist() == entries(PROMPT + FORCED, [0, 1, 1, 2, 3, 4])
@@ -179,7 +207,11 @@ NO_CACHE = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=(), logits=0, steps
         ("kv_slot", NO_CACHE, "fault kv_slot: the program has no cache inputs"),
         ("stale_cache", NO_CACHE, "fault stale_cache: the program has no cache inputs"),
         ("overflow", NO_CACHE, "fault overflow: the program has no cache inputs"),
-        ("wrong_layer:layer=1", PLAN, "fault wrong_layer: no layer above 1; the program has 2 layers"),
+        (
+            "wrong_layer:layer=1",
+            PLAN,
+            "fault wrong_layer: no layer above 1 has cache entries; the program has 2 layers",
+        ),
         ("rope", NO_CACHE, "fault rope: the program has no input for the positions"),
         ("mask", NO_CACHE, "fault mask: the program has no input for the mask"),
         ("mask:how=show-next", PLAN, "fault mask: the program's mask has no row per token, which show-next needs"),
