@@ -8,6 +8,7 @@ distributions are.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -211,7 +212,7 @@ def judge_generation(
     finite = np.asarray((np.isfinite(actual) | _is_equal(actual, expected)).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
     cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
-    bad_cache = _BadCache.of(cache)
+    bad = _find_bad_tensors(cache)
     prefill = None
     if board.prefill is not None:
         exact = _rows_at(baseline, range(len(board.prefill)))
@@ -221,9 +222,9 @@ def judge_generation(
     wrong = [row for row in rows if not row.passed]
     wrong_prefill = [row for row in prefill or () if not row.passed]
     if fault is None and (wrong or wrong_prefill):
-        fault = _find_cause(board, wrong, wrong_prefill, bad_cache, has_prefill=prefill is not None)
-    if fault is None and bad_cache.first is not None:
-        notes.append(_describe_cache(board, reference, bad_cache))
+        fault = _find_cause(board, wrong, wrong_prefill, bad, has_prefill=prefill is not None)
+    if fault is None and bad:
+        notes.append(_describe_cache(board, reference, bad))
     flips = [row for row in rows if row.expected != row.actual and row.passed]
     if fault is None and (far := [row for row in flips if not _is_near_tie(row, expected, board, bound)]):
         fault = _fault(board, FaultKind.FLIP, far[0].position)
@@ -271,9 +272,9 @@ def match_cache(cache: Sequence[CacheRows], reference: Sequence[CacheRows]) -> t
 
     Entries have the same form if those of layer 0 at the first position are about equal: they depend only on the token.
     """
-    own = {(one.layer, one.is_key): one for one in cache}
-    found = tuple(own[place] for one in reference if (place := (one.layer, one.is_key)) in own)
-    if not len(found) == len(own) == len(cache) == len(reference):
+    own = _number_tensors(cache)
+    found = tuple(own[place] for place in _number_tensors(reference) if place in own)
+    if not len(found) == len(cache) == len(reference):
         return ()
     for one, other in zip(found, reference, strict=True):
         if one.rows.shape[1:] != other.rows.shape[1:]:
@@ -282,6 +283,17 @@ def match_cache(cache: Sequence[CacheRows], reference: Sequence[CacheRows]) -> t
         is_far = (np.abs(actual - expected) > _SAME_ENTRY * np.abs(expected).max(initial=0.0)).any()
         if is_far and not one.layer and not one.first:
             return ()
+    return found
+
+
+def _number_tensors(cache: Iterable[CacheRows]) -> dict[tuple[int, bool, int], CacheRows]:
+    """Return the tensors by layer, keys, and number among these: a layer may have two states."""
+    found: dict[tuple[int, bool, int], CacheRows] = {}
+    numbers: Counter[tuple[int, bool]] = Counter()
+    for one in cache:
+        place = (one.layer, one.is_key)
+        found[(*place, numbers[place])] = one
+        numbers[place] += 1
     return found
 
 
@@ -401,41 +413,28 @@ def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None
 
 
 @dataclass(frozen=True)
-class _BadCache:
-    """Cache entries that deviate more than ten times the control.
+class _BadTensor:
+    """Cache tensor with entries that deviate more than ten times the control.
 
     Attributes:
-        rows: (layer, is_key) -> wrong positions, in order.
-        names: (layer, is_key) -> name of the tensor.
+        rows: Wrong positions, in order. A state only has the last position.
     """
 
-    rows: Mapping[tuple[int, bool], tuple[int, ...]]
-    names: Mapping[tuple[int, bool], str]
+    name: str
+    layer: int
+    is_key: bool
+    is_state: bool
+    rows: tuple[int, ...]
 
-    @classmethod
-    def of(cls, cache: Iterable[CacheErrors]) -> _BadCache:
-        """Find the wrong positions of each layer's keys and values."""
-        rows: dict[tuple[int, bool], tuple[int, ...]] = {}
-        names: dict[tuple[int, bool], str] = {}
-        for one in cache:
-            key = (one.layer, one.is_key)
-            rows[key] = tuple(sorted({*rows.get(key, ()), *map(int, one.first + np.flatnonzero(~(one.errors <= 1)))}))
-            names.setdefault(key, one.name)
-        return cls(rows, names)
 
-    @property
-    def first(self) -> int | None:
-        """The first wrong position, or None."""
-        return min((rows[0] for rows in self.rows.values() if rows), default=None)
-
-    @property
-    def first_layer(self) -> int | None:
-        """The first layer with wrong entries, or None."""
-        return min((layer for (layer, _), rows in self.rows.items() if rows), default=None)
-
-    def at(self, position: int) -> list[tuple[int, bool]]:
-        """Return the tensors that are wrong at a position, in order of layers, values before keys."""
-        return sorted(place for place, rows in self.rows.items() if position in rows)
+def _find_bad_tensors(cache: Iterable[CacheErrors]) -> list[_BadTensor]:
+    """Find the tensors with wrong entries, in order of layers, values before keys."""
+    found = [
+        _BadTensor(one.name, one.layer, one.is_key, one.first > 0, tuple(map(int, one.first + wrong)))
+        for one in cache
+        if (wrong := np.flatnonzero(~(one.errors <= 1))).size
+    ]
+    return sorted(found, key=lambda one: (one.layer, one.is_key))
 
 
 def _compare_cache(
@@ -463,7 +462,7 @@ def _find_cause(
     board: Generated,
     wrong: Sequence[RowResult],
     wrong_prefill: Sequence[RowResult],
-    bad: _BadCache,
+    bad: Sequence[_BadTensor],
     *,
     has_prefill: bool,
 ) -> GenerationFault:
@@ -472,59 +471,62 @@ def _find_cause(
     phase = _find_phase(board, wrong, wrong_prefill, bad) if has_prefill else ""
     if not board.cache:
         return _fault(board, FaultKind.LOGITS, position, tensor="logits", phase=phase)
-    if bad.first is None:
+    if not bad:
         if phase == "prefill only":
             return _fault(board, FaultKind.MASK, position, tensor="logits", phase=phase)
         return _fault(board, FaultKind.HEAD, position, tensor="logits", phase=phase)
-    first = bad.first
-    layers = bad.at(first)
-    layer, is_key = layers[0]
-    tensor = bad.names[layers[0]]
-    is_state = any(one.name == tensor and one.first for one in board.cache)
+    first = min(one.rows[0] for one in bad)
+    tensors = [one for one in bad if first in one.rows]
+    tensor, layer = tensors[0].name, tensors[0].layer
+    # A state has no positions, so the logits are the only evidence of the first wrong one.
+    start = min(position, first) if tensors[0].is_state else first
     # From position 0, the layer is inexact from the start, for example in another arithmetic.
-    if layer == 0 and (first == 0 or is_state):
-        return _fault(board, FaultKind.LAYER, first, tensor=tensor, layer=0, phase=phase)
+    if layer == 0 and (first == 0 or tensors[0].is_state):
+        return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
-        only_keys = all(own_key for own_layer, own_key in layers if own_layer == 0)
+        only_keys = all(one.is_key for one in tensors if one.layer == 0)
         if first < position and not only_keys:
             return _fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
-        kind = FaultKind.POSITION if only_keys and is_key else FaultKind.SLOT
+        kind = FaultKind.POSITION if only_keys else FaultKind.SLOT
         return _fault(board, kind, first, tensor=tensor, phase=phase)
-    if layer == 1 and first <= 1 and _is_mask(board, bad, wrong_prefill):
+    if layer == 1 and first <= 1 and _is_mask(board, bad):
         return _fault(board, FaultKind.MASK, min(position, first), tensor=tensor, phase=phase)
-    return _fault(board, FaultKind.LAYER, first, tensor=tensor, layer=layer - 1, phase=phase)
+    return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=layer - 1, phase=phase)
 
 
 def _find_phase(
-    board: Generated, wrong: Sequence[RowResult], wrong_prefill: Sequence[RowResult], bad: _BadCache
+    board: Generated, wrong: Sequence[RowResult], wrong_prefill: Sequence[RowResult], bad: Sequence[_BadTensor]
 ) -> str:
     """Return which calls are wrong, if only those of the prompt or only those of the steps are.
 
     Right steps return wrong logits if the prompt left wrong cache entries. Their own entries in the first wrong layer
     are then right.
     """
-    own = [row for place, rows in bad.rows.items() if bad.first_layer == place[0] for row in rows]
+    entries = [one for one in bad if not one.is_state]
+    own = [row for one in entries if one.layer == entries[0].layer for row in one.rows]
     steps_are_wrong = not {*(own or (row.position for row in wrong))}.isdisjoint(board.places.steps)
     if wrong_prefill and not steps_are_wrong:
         return "prefill only"
-    return "decode only" if steps_are_wrong and not wrong_prefill else ""
+    is_decode = steps_are_wrong and not wrong_prefill and wrong[0].position in board.places.steps
+    return "decode only" if is_decode else ""
 
 
-def _is_mask(board: Generated, bad: _BadCache, wrong_prefill: Sequence[RowResult]) -> bool:
+def _is_mask(board: Generated, bad: Sequence[_BadTensor]) -> bool:
     """Return whether wrong entries of layer 1 come from a wrong mask of layer 0, not from its values.
 
     A mask that hides the newest token leaves position 0, which sees only itself. A mask that shows the next token
     leaves the last position of the prompt, which has no next one, and all later steps.
     """
-    rows = {row for place, rows in bad.rows.items() if place[0] == 1 for row in rows}
+    rows = {row for one in bad if one.layer == 1 for row in one.rows}
     return 0 not in rows or board.places.chosen[0] not in rows
 
 
-def _describe_cache(board: Generated, reference: Generated, bad: _BadCache) -> str:
+def _describe_cache(board: Generated, reference: Generated, bad: Sequence[_BadTensor]) -> str:
     """Describe wrong cache entries beside right logits: entries in another order, or entries that no step used."""
+    first = min(one.rows[0] for one in bad)
     if _is_permuted(_join(board.cache), _join(reference.cache)):
-        return f"cache entries from position {bad.first} are in another order than in the reference"
-    return f"cache entries differ from position {bad.first}, without effect on the logits"
+        return f"cache entries from position {first} are in another order than in the reference"
+    return f"cache entries differ from position {first}, without effect on the logits"
 
 
 def _join(cache: Sequence[CacheRows]) -> Array:

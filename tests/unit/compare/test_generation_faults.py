@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from support.generations import place_tokens
 
-from hil.compare.generation import CacheRows, FaultKind, Generated, find_stale, judge_generation
+from hil.compare.generation import CacheRows, FaultKind, Generated, find_stale, judge_generation, match_cache
 
 # A prompt of 2 tokens and 2 steps, with 4 tokens in the vocabulary.
 LOGITS = np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0], [0.0, 3.0, 2.0, 1.0], [3.0, 0.0, 2.0, 1.0]])
@@ -80,9 +81,33 @@ def test_judge_generation_names_layer_of_wrong_state():
     board = with_state(replace(HYBRID, logits=changed(LOGITS, 2, 1, to=9.0)), 3.0)
     fault = judge_generation(board, HYBRID, replace(HYBRID, logits=CONTROL.logits)).fault
     assert fault is not None
-    assert (fault.kind, fault.layer, fault.position, fault.tensor) == (FaultKind.LAYER, 0, 3, "present_conv.0")
+    assert (fault.kind, fault.layer, fault.position, fault.tensor) == (FaultKind.LAYER, 0, 2, "present_conv.0")
 
 
 def test_find_stale_returns_different_state():
     fault = find_stale(HYBRID, with_state(HYBRID, 3.0))
     assert fault is not None and (fault.position, fault.tensor) == (3, "present_conv.0")
+
+
+# Two states in a layer, and a layer with a cache.
+CONV, SSM = STATE, replace(STATE, name="present_ssm.0", rows=np.array([[5.0, 4.0]]))
+STATES = replace(EXACT, cache=(CONV, SSM, replace(CACHE, layer=1)), prefill=LOGITS)
+
+
+def with_wrong_ssm(row: int) -> Generated:
+    """Return a result with a wrong state, and wrong logits at a position."""
+    cache = (CONV, replace(SSM, rows=SSM.rows + 1), *STATES.cache[2:])
+    return replace(STATES, logits=changed(LOGITS, row, 3, to=2.5), tokens=STATES.tokens, cache=cache)
+
+
+@pytest.mark.parametrize(("row", "phase"), [(0, ""), (3, "decode only")])
+def test_judge_generation_names_first_logits_of_wrong_state(row: int, phase: str):
+    fault = judge_generation(with_wrong_ssm(row), STATES, replace(STATES, logits=CONTROL.logits)).fault
+    assert fault is not None
+    assert (fault.kind, fault.position, fault.tensor) == (FaultKind.LAYER, row, "present_ssm.0")
+    assert fault.phase == phase
+
+
+def test_match_cache_pairs_states_of_a_layer():
+    assert match_cache(STATES.cache, STATES.cache) == STATES.cache
+    assert match_cache(STATES.cache[1:], STATES.cache) == ()
