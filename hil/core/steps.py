@@ -121,6 +121,15 @@ class StepsPlan:
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"invalid steps: {error}") from error
 
+    @property
+    def tokens(self) -> int:
+        """The input with the tokens."""
+        return next(place for place, rule in self.rules if rule is StepRule.TOKENS)
+
+    def takes_single_tokens(self, inputs: Sequence[TensorSpec]) -> bool:
+        """Return whether a program with these inputs takes one token per call."""
+        return inputs[self.tokens].shape[-1:] in ((), (1,))
+
     def find_axes(self, inputs: Sequence[TensorSpec]) -> list[int | None]:
         """Return the axis of the positions of each cache tensor, in the order of ``feedback``; None for a state."""
         names = [inputs[place].name for place, _ in self.feedback]
@@ -145,7 +154,7 @@ class StepsPlan:
             raise UsageError(f"invalid steps: {self.steps} steps, maximum {MAX_STEPS}")
         if len(self.prompts) > MAX_PROMPT_FUNCTIONS:
             raise UsageError(f"invalid steps: {len(self.prompts)} prompt functions, maximum {MAX_PROMPT_FUNCTIONS}")
-        fed = [place for place, rule in self.rules if rule is StepRule.TOKENS] + [place for place, _ in self.feedback]
+        fed = [self.tokens, *(place for place, _ in self.feedback)]
         for one in self.prompts:
             if len(one.inputs) != inputs or min(one.inputs[place] for place in fed) < 0:
                 raise UsageError(f"invalid steps: the inputs {one.inputs} of function {one.name!r}")
@@ -232,8 +241,7 @@ class SteppedProgram:
         self.function: str = program.function
         driven = {place for place, _ in (*plan.rules, *plan.feedback)}
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
-        self._tokens = next(place for place, rule in plan.rules if rule is StepRule.TOKENS)
-        self._fixed_size = _fixed_size(program.inputs[self._tokens])
+        self._fixed_size = _fixed_size(program.inputs[plan.tokens])
         self._prompts = self._open_prompts()
         # In a growing cache, padding stays before later entries. It also advances a state.
         axes = plan.find_axes(program.inputs)
@@ -276,7 +284,7 @@ class SteppedProgram:
                 raise UsageError(f"this runtime cannot run function {function.name!r} on the prompt")
             opened = _PromptProgram(function, as_step_program(make(function.name)), self._program)
             self._check_cache(opened)
-            tokens = opened.inputs[self._tokens].shape
+            tokens = opened.inputs[self._plan.tokens].shape
             size = tokens[-1] if tokens else 1
             found.append((size if isinstance(size, int) else 0, opened))
         return found

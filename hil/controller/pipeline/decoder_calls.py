@@ -16,7 +16,6 @@ from hil.controller.storage.run_context import RunContext
 from hil.core.steps import (
     PROMPT,
     TOKENS,
-    StepRule,
     TokenPlaces,
     make_empty_cache,
     make_rule_inputs,
@@ -44,8 +43,7 @@ def list_calls(case: Case) -> Iterator[DecoderCall]:
     assert decoder is not None and model is not None and model.inputs is not None
     assert case.inputs is not None and case.result is not None
     places = TokenPlaces.of_turns(case.inputs[PROMPT], case.result.outputs[TOKENS])
-    tokens = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
-    size = 1 if model.inputs[tokens].shape[-1:] == (1,) else decoder.plan.chunk
+    size = 1 if decoder.plan.takes_single_tokens(model.inputs) else decoder.plan.chunk
     position, count = 0, places.chosen[-1] + 1
     while position < count:
         step = places.step_of(position)

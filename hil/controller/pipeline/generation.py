@@ -53,7 +53,6 @@ from hil.core.steps import (
     PROMPT,
     TOKENS,
     TURN_END,
-    StepRule,
     StepsPlan,
     TokenPlaces,
     join_turns,
@@ -259,8 +258,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None
-    place = next(place for place, rule in decoder.plan.rules if rule is StepRule.TOKENS)
-    if (model.inputs[place].shape and model.inputs[place].shape[-1] == 1) or _scales_calls(case):
+    if decoder.plan.takes_single_tokens(model.inputs) or _scales_calls(case):
         return case
     inputs = with_one_prompt(with_all_tokens(case))
     plan = replace(decoder.plan, steps=0)
@@ -333,8 +331,7 @@ def _make_call(case: Case) -> dict[str, Array]:
     model, decoder, inputs = case.model, case.decoder, case.inputs
     assert model is not None and model.inputs is not None and decoder is not None and inputs is not None
     plan, specs, prompt = decoder.plan, model.inputs, split_turns(inputs[PROMPT])[0]
-    tokens = specs[next(place for place, rule in plan.rules if rule is StepRule.TOKENS)]
-    count = 1 if tokens.shape and tokens.shape[-1] == 1 else len(prompt)
+    count = 1 if plan.takes_single_tokens(specs) else len(prompt)
     past = 0 if plan.bound else _PAST
     random = np.random.default_rng(0)
     call = {specs[place].name: made for place, made in make_rule_inputs(specs, plan, prompt[:count], past).items()}

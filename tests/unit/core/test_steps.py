@@ -566,6 +566,13 @@ def test_stepped_program_does_not_pad_state():
     assert program.calls == ["4", "decode", "decode", "decode", "decode"]
 
 
+@pytest.mark.parametrize(("shape", "is_single"), [((), True), ((1, 1), True), ((1, 4), False), ((1, None), False)])
+def test_steps_plan_takes_single_tokens(shape: tuple[int | None, ...], is_single: bool):
+    plan = StepsPlan(((1, StepRule.TOKENS), (0, StepRule.POSITIONS)), (), 0, 1)
+    assert plan.tokens == 1
+    assert plan.takes_single_tokens([TensorSpec("p", "int64", ()), TensorSpec("t", "int64", shape)]) is is_single
+
+
 def test_steps_plan_finds_axes_of_positions():
     shapes = {"k": (1, 8, 8, 64), "v": (1, 8, 64, 16), "past_conv.0": (1, 8, 3), "x": (1, 4, 3), "grows": (1, 2, 0, 8)}
     program = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]

@@ -131,7 +131,7 @@ def match_prompt_function(decoder: Decoder, main: Model, other: Model) -> Prompt
             f"function {other.function!r} has an input {spec}, which {main.function!r} lacks: {_list_names(inputs)}",
             option="--generate",
         )
-    needed = [(inputs, taken, place) for place, rule in decoder.plan.rules if rule is StepRule.TOKENS]
+    needed = [(inputs, taken, decoder.plan.tokens)]
     for place, output in decoder.plan.feedback:
         needed += [(inputs, taken, place), (outputs, made, output)]
     for specs, places, place in needed:
