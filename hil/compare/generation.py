@@ -485,7 +485,9 @@ def _find_cause(
         return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
         only_keys = all(one.is_key for one in tensors if one.layer == 0)
-        if first < position and not only_keys:
+        # A lost entry is right until the next position. Without logits of both, the entry may itself be wrong.
+        has_logits = not {first, first + 1}.isdisjoint(map(int, board.positions))
+        if first < position and has_logits and not only_keys:
             return _fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
         kind = FaultKind.POSITION if only_keys else FaultKind.SLOT
         return _fault(board, kind, first, tensor=tensor, phase=phase)

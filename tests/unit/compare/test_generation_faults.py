@@ -111,3 +111,16 @@ def test_judge_generation_names_first_logits_of_wrong_state(row: int, phase: str
 def test_match_cache_pairs_states_of_a_layer():
     assert match_cache(STATES.cache, STATES.cache) == STATES.cache
     assert match_cache(STATES.cache[1:], STATES.cache) == ()
+
+
+@pytest.mark.parametrize("rows", [slice(0, None), slice(4, None)], ids=["all-logits", "last-logits"])
+def test_judge_generation_finds_wrong_entry_without_logits_of_prompt(rows: slice):
+    logits = np.tile(LOGITS, (2, 1))
+    cache = replace(CACHE, name="present.0.value", is_key=False, rows=np.arange(16.0).reshape(8, 2))
+    exact = Generated(place_tokens(5, 4), np.arange(8), logits, logits.argmax(-1)[4:], (cache,))
+    control = replace(exact, logits=logits + 1e-6 * np.array([1, -1, 1, -1]))
+    board = replace(exact, logits=logits * np.where(np.arange(8) < 2, 1, 0.9)[:, None])
+    board = replace(board, cache=(replace(cache, rows=cache.rows + (np.arange(8) >= 2)[:, None]),))
+    board = replace(board, positions=board.positions[rows], logits=board.logits[rows])
+    fault = judge_generation(board, exact, control).fault
+    assert fault is not None and (fault.kind, fault.position) == (FaultKind.SLOT, 2)
