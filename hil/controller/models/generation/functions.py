@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,10 +33,14 @@ def import_decoder(path: Path, *, function: str = "", dims: Mapping[str, int] | 
 
 
 def add_prompt_functions(decoder: Decoder, model: Model, **work: Any) -> Decoder:
-    """Return the decoder with the functions of the same file for prompts. Raises UsageError if one does not fit."""
+    """Return the decoder with the functions of the same file for prompts that fit its inputs and outputs."""
     if model.function != _DECODE:
         return decoder
     names = [name for name in model.producer.get("functions", ()) if _PREFILL.fullmatch(name)]
-    others = [import_model(model.path, function=name, dims=model.dims, **work) for name in names]
-    prompts = tuple(match_prompt_function(decoder, model, other) for other in others)
-    return replace(decoder, plan=replace(decoder.plan, prompts=prompts))
+    prompts = []
+    for name in names:
+        other = import_model(model.path, function=name, dims=model.dims, **work)
+        # A function for images, or for another size of the cache, must not prevent the run.
+        with contextlib.suppress(UsageError):
+            prompts.append(match_prompt_function(decoder, model, other))
+    return replace(decoder, plan=replace(decoder.plan, prompts=tuple(prompts)))

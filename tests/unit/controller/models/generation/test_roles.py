@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hil.controller.models.generation import functions
+from hil.controller.models.generation.functions import add_prompt_functions
 from hil.controller.models.generation.roles import Decoder, detect_roles, match_prompt_function
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
 from hil.core.results import Model
@@ -373,3 +376,11 @@ def test_match_prompt_function_rejects_misfit(other: Model, message: str):
     with pytest.raises(UsageError) as caught:
         match(other)
     assert caught.value.message.startswith(message)
+
+
+def test_add_prompt_functions_skips_misfit(monkeypatch: pytest.MonkeyPatch):
+    found = {"prefill_4": function("prefill_4", 4), "prefill_8": function("prefill_8", 8, (1, 16, 4))}
+    monkeypatch.setattr(functions, "import_model", lambda path, *, function, dims: found[function])
+    model = replace(DECODE, producer={"functions": ["decode", "prefill_8", "prefill_4", "other"]})
+    decoder = detect(list(DECODE.inputs or ()), list(DECODE.outputs or ()))
+    assert [one.name for one in add_prompt_functions(decoder, model).plan.prompts] == ["prefill_4"]
