@@ -105,19 +105,14 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     check_outputs(load_rules(options.accept), _logits_names(model, decoder))
     prompt = _choose_prompt(spec, options)
     _check_tokens(prompt, model.outputs[decoder.plan.logits])
-    bound = decoder.plan.bound
-    if bound and (total := sum(len(one.tokens) + one.count_steps(spec.steps) for one in prompt.turns)) > bound:
-        raise errors.UsageError(
-            f"prompt {prompt.name!r} needs {total} tokens with its steps, the model's cache has {bound}",
-            hint="reduce steps, or shorten the prompt; if the cache has more positions, set bound in [roles]",
-            option="--generate",
-        )
+    _check_bound(prompt, decoder.plan, "model")
     inputs = {**_make_prompt_inputs(prompt, decoder), **_make_constant_inputs(model, decoder, options)}
     reference = ReferenceDecoder(model, decoder)
     if spec.reference:
         path = options.generate.parent / spec.reference
         other = import_model(path, isolated=context.isolated, cache=context.cache)
         reference = _make_reference(other, spec, options, context)
+        _check_bound(prompt, reference.decoder.plan, "reference")
     return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs, text_file=prompt.file)
 
 
@@ -144,6 +139,17 @@ def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
         )
 
 
+def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
+    """Raise UsageError if a prompt with its steps exceeds a fixed cache."""
+    total = sum(len(one.tokens) + one.count_steps(plan.steps) for one in prompt.turns)
+    if 0 < plan.bound < total:
+        raise errors.UsageError(
+            f"prompt {prompt.name!r} needs {total} tokens with its steps, the {owner}'s cache has {plan.bound}",
+            hint="reduce steps, or shorten the prompt; if the cache has more positions, set bound in [roles]",
+            option="--generate",
+        )
+
+
 def _make_reference(other: Model, spec: GenerateSpec, options: Options, context: RunContext) -> ReferenceDecoder:
     """Return the reference model with its roles: those of the specification whose names exist, else detected ones."""
     symbols = {size for one in other.inputs or () for size in one.shape if isinstance(size, str)}
@@ -153,8 +159,15 @@ def _make_reference(other: Model, spec: GenerateSpec, options: Options, context:
     given = msgspec.structs.asdict(spec.roles)
     kept: dict[str, Any] = {role: name for role, name in given.items() if isinstance(name, str) and name in names}
     kept["cache"] = {own: new for own, new in spec.roles.cache.items() if {own, new} <= names}
-    detected = msgspec.structs.replace(spec, roles=Roles(**kept))
-    return ReferenceDecoder(other, detect_roles(other.inputs or (), other.outputs or (), detected))
+    found, bound = _detect_reference(other, spec, kept), spec.roles.bound
+    # The reference may store its cache in another form, or have a larger one.
+    if 0 < found.plan.bound < bound and any(bound in shape[1:] for shape in found.plan.shapes):
+        found = _detect_reference(other, spec, {**kept, "bound": bound})
+    return ReferenceDecoder(other, found)
+
+
+def _detect_reference(other: Model, spec: GenerateSpec, roles: Mapping[str, Any]) -> Decoder:
+    return detect_roles(other.inputs or (), other.outputs or (), msgspec.structs.replace(spec, roles=Roles(**roles)))
 
 
 def _logits_names(model: Model, decoder: Decoder) -> tuple[str, ...]:

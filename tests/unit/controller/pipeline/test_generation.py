@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.step_programs import SummingProgram, logits_of, save_summing_model
 
+from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
 from hil.controller.models.importers.onnx import spec_of_value
 from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
@@ -18,7 +19,8 @@ from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model, RunResult
-from hil.core.steps import SteppedProgram
+from hil.core.steps import SteppedProgram, StepRule, StepsPlan
+from hil.core.tensors import TensorSpec
 from hil.errors import ProtocolBroken, ReferenceFailed, RunFailed, UsageError
 
 SPEC = """
@@ -214,3 +216,27 @@ def test_check_reference_rejects_missing_positions(tmp_path: Path):
     generation._check_reference(part, result)
     with pytest.raises(ReferenceFailed, match="4x7 logits of the reference, 6x7 of the board"):
         generation._check_reference(result, part)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bound", "expected"),
+    [((1, 128, 2, 16), 128, (128, 1)), ((1, 2, 256, 128), 128, (256, 2)), ((1, 2, 64, 16), 128, (64, 2))],
+)
+def test_make_reference_keeps_bound_of_roles(
+    tmp_path: Path, shape: tuple[int, ...], bound: int, expected: tuple[int, int]
+):
+    cache = TensorSpec("past.0.key", "float32", shape)
+    inputs, outputs = (TensorSpec("input_ids", "int64", (1, 1)), cache), (TensorSpec("logits", "float32", (1, 1, 7)),)
+    model = Model(
+        "r", "onnx", tmp_path, {}, "", inputs=inputs, outputs=(*outputs, replace(cache, name="present.0.key"))
+    )
+    spec = GenerateSpec(prompt=[Prompt(tokens=[1])], roles=Roles(bound=bound))
+    decoder = generation._make_reference(model, spec, Options(), None).decoder  # type: ignore[arg-type]
+    assert (decoder.plan.bound, decoder.cache[0].axis) == expected
+
+
+def test_check_bound_names_reference():
+    plan = StepsPlan(((0, StepRule.TOKENS),), (), 0, 2, bound=4)
+    generation._check_bound(Prompt(name="a", tokens=[1, 2]), plan, "reference")
+    with pytest.raises(UsageError, match="prompt 'a' needs 5 tokens with its steps, the reference's cache has 4"):
+        generation._check_bound(Prompt(name="a", tokens=[1, 2, 3]), plan, "reference")
