@@ -14,7 +14,7 @@ from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
 from hil.controller.web.readers.fields import mapping, mappings
 from hil.controller.web.readers.matrices import targets_of
-from hil.controller.web.readers.runs import side_name
+from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.numbers import spent
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
@@ -123,10 +123,7 @@ def _stage_cell(stage: Mapping[str, Any]) -> TableCell:
 def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bench's sides with the uncertainty of times."""
     rows: list[Sequence[TableCell]] = []
-    taken: set[str] = set()
-    for side in mappings(document.get("sides")):
-        name = side_name(side, taken)
-        taken.add(name)
+    for name, side in named_sides(document):
         times = mapping(side.get("times"))
         median = mapping(times.get("median"))
         low, high = (_time_cell(median.get(end)).text for end in ("low", "high"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -40,8 +41,7 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
         run = {}
     known = {case.name: case for case in _read_run_cases(run)}
     cases: list[CaseEntry] = []
-    for number, side in enumerate(mappings(document.get("sides"))):
-        name = side_name(side, {case.name for case in cases})
+    for number, (name, side) in enumerate(named_sides(document)):
         cases.append(_read_side_case(side, number, name, known.get(text(side.get("name")))))
     # While the first side compiles, the bench does not list sides yet.
     cases = cases or list(known.values())
@@ -49,10 +49,22 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
     return _make_session(session_id, "bench", folder, merged, cases, mappings(run.get("cases"))), cases
 
 
-def side_name(side: Mapping[str, Any], taken: set[str]) -> str:
-    """Return the case name of a bench's side: the model name, plus the label if the name is taken."""
-    name = text(PurePosixPath(text(side.get("model"))).stem) or text(side.get("name"))
-    return f"{name} {text(side.get('label'))}".strip() if name in taken else name
+def named_sides(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return a bench's sides with unique case names.
+
+    A name is that of the model and the prompt, plus the label and a number if the name is taken.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    counts: Counter[str] = Counter()
+    for side in mappings(document.get("sides")):
+        model = text(PurePosixPath(text(side.get("model"))).stem) or text(side.get("name"))
+        name = f"{model} {text(mapping(side.get('generation')).get('prompt'))}".strip()
+        labelled = f"{name} {text(side.get('label'))}".strip()
+        while name in found:
+            counts[labelled] += 1
+            name = labelled if counts[labelled] == 1 else f"{labelled} {counts[labelled]}"
+        found[name] = side
+    return list(found.items())
 
 
 def _make_session(

@@ -21,7 +21,7 @@ from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
 from hil.controller.web.readers.analyses import findings, row_name, row_toolchain
 from hil.controller.web.readers.commands import command_of_run
 from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
-from hil.controller.web.readers.runs import side_name
+from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
 from hil.controller.web.session.generation import GenerationView, view_generation
 from hil.controller.web.session.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
@@ -229,19 +229,15 @@ def _detail_of_side(folder: Path, document: Mapping[str, Any], name: str) -> Cas
         run = read_document(folder / RECORD)
     except (OSError, ValueError):
         run = {}
-    taken: set[str] = set()
-    for side in mappings(document.get("sides")):
-        called = side_name(side, taken)
-        taken.add(called)
-        if called == name:
-            case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
-            found = _detail_of_run(folder, run, text(case.get("name")))
-            known = {**vars(found), "record": side, "timings": _parse_seconds(side.get("timings"))}
-            known["repeat"] = command_of_run({**run, **document})
-            known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
-            known["hint"] = text(side.get("hint"))
-            return CaseDetail(**known)
-    return _detail_of_run(folder, run, name)
+    if (side := dict(named_sides(document)).get(name)) is None:
+        return _detail_of_run(folder, run, name)
+    case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
+    found = _detail_of_run(folder, run, text(case.get("name")))
+    known = {**vars(found), "record": side, "timings": _parse_seconds(side.get("timings"))}
+    known["repeat"] = command_of_run({**run, **document})
+    known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
+    known["hint"] = text(side.get("hint"))
+    return CaseDetail(**known)
 
 
 def _detail_of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:

@@ -65,6 +65,15 @@ def test_bench_reader_returns_sides_as_cases(tmp_path: Path) -> None:
     assert (session.command, session.compilers, session.boards) == ("hil bench cnn.onnx", ("iree 3.1",), ("pi",))
 
 
+def test_bench_reader_names_sides_after_prompts(tmp_path: Path) -> None:
+    sides = [{"model": "dec.onnx", "label": label, "generation": {"prompt": one}} for label in "AB" for one in "xyz"]
+    sides += [{"model": "dec.onnx", "label": "B", "generation": None}] * 3
+    write(tmp_path / "bench.json", {"created": 5, "sides": sides})
+    _, cases = read(tmp_path, "bench.json")
+    names = ["dec x", "dec y", "dec z", "dec x B", "dec y B", "dec z B", "dec", "dec B", "dec B 2"]
+    assert [case.name for case in cases] == names
+
+
 def test_bisect_reader_combines_outcomes_and_adds_whole_model(
     tmp_path: Path,
 ) -> None:
