@@ -41,7 +41,7 @@ from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, wri
 from hil.controller.storage.screen.texts import seconds
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
-from hil.core.text import jsonable
+from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
 
 # Fields that select a job's board, without a simulator's faults.
@@ -195,10 +195,11 @@ class _BenchRun:
         dims = sizes_of_models(models, job.dims, self.runner.context, job.function) if several else [job.dims]
         labels: tuple[SideLabel, ...] = ("A", "B") if base is None else ("B",)
         for label, name, path, own in zip(labels, names, models, dims, strict=False):
-            for options in per_prompt(replace(for_model(job.options(), path), dims=own)):
+            prompts = per_prompt(replace(for_model(job.options(), path), dims=own))
+            case_names = numbered([safe_name(f"{name}-{one.prompt}") if one.prompt else name for one in prompts])
+            for options, case_name in zip(prompts, case_names, strict=True):
                 self.labels.append(label)
                 self.jobs.append(job)
-                case_name = safe_name(f"{name}-{options.prompt}") if options.prompt else name
                 self.cases.append(
                     self.runner.begin(path, options, Path(), name=case_name, want_inputs=self.bench.check)
                 )
@@ -251,12 +252,15 @@ class _BenchRun:
     def _measure_sides(self, run: Run) -> None:
         write_json(run.folder / "bench.json", self._record_bench(run, finished=False).to_json())
         order = random.Random(secrets.randbits(64))
-        for sides in group_sides(self.sides):
-            self._measure_group(run, sides, order)
+        groups = group_sides(self.sides)
+        prompts = numbered([safe_name(sides[0].case.options.prompt) for sides in groups])
+        for sides, prompt in zip(groups, prompts, strict=True):
+            is_generation = sides[0].case.decoder is not None
+            self._measure_group(run, sides, order, f"samples-{prompt}.csv" if is_generation else "samples.csv")
 
-    def _measure_group(self, run: Run, sides: Sequence[BenchSide], order: random.Random) -> None:
+    def _measure_group(self, run: Run, sides: Sequence[BenchSide], order: random.Random, samples: str) -> None:
         """Measure a program, or two in turns. With ``--generate``, those of a prompt."""
-        title, prompt = " and ".join(side.case.name for side in sides), sides[0].case.options.prompt
+        title = " and ".join(side.case.name for side in sides)
 
         def keep(side: BenchSide, batch: Batch, share: float) -> None:
             append(batch)
@@ -265,7 +269,7 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            with sample_file(run.folder, f"samples-{safe_name(prompt)}.csv" if prompt else "samples.csv") as append:
+            with sample_file(run.folder, samples) as append:
                 measure(sides, self.bench, keep, order)
         except UsageError:
             raise

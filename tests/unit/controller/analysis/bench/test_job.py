@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.models import DIGITS
 
-from hil.controller.analysis.bench.job import board_of_stored, run_bench
+from hil.controller.analysis.bench.job import _BenchRun, board_of_stored, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.run_context import RunContext
 from hil.errors import UsageError
 
 MODEL = DIGITS / "digits_cnn.onnx"
@@ -66,3 +71,16 @@ def test_bench_rejects_options_that_do_not_support_prompts(tmp_path: Path, setti
     job = Job(models=(MODEL,), generate=tmp_path / "prompts.toml", out=tmp_path / "runs")
     with pytest.raises(UsageError, match=f"--generate does not support --{next(iter(settings))}"):
         run_bench(BenchJob(job, **settings), screen=Screen(quiet=True))
+
+
+def test_bench_names_cases_of_similar_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def begin(runner: Runner, path: Path, options: Any, folder: Path, *, name: str, want_inputs: bool) -> Case:
+        return Case(name, path, options, folder)
+
+    monkeypatch.setattr(Runner, "begin", begin)
+    spec = tmp_path / "spec.toml"
+    spec.write_text("\n".join(f"[[prompt]]\nname = {name!r}\ntokens = [1]" for name in ("a b", "a/b", "a_b")))
+    bench = BenchJob(Job(models=(MODEL,), generate=spec, out=tmp_path))
+    run = _BenchRun(bench, RunContext(Cache(tmp_path), None), Screen(quiet=True))  # type: ignore[arg-type]
+    run._import_cases(None)
+    assert [case.name for case in run.cases] == [f"digits_cnn-a_b{end}" for end in ("", "-2", "-3")]
