@@ -232,12 +232,6 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
             raise errors.ProtocolBroken(f"the board returned no valid output {specs[name]}")
     positions, picked = outputs[POSITIONS].tolist(), split_turns(outputs[TOKENS])
     vocabulary, tokens = outputs[LOGITS].shape[-1], [token for turn in picked for token in turn]
-    if outside := [(step, token) for step, token in enumerate(tokens) if not 0 <= token < vocabulary]:
-        step, token = outside[0]
-        raise errors.RunFailed(
-            f"sampler, step {step}: the board chose token {token}, the vocabulary has {vocabulary} tokens",
-            hint="check the argmax on the board",
-        )
     steps = [plan.steps] * len(turns) if forced is None else [min(plan.steps, len(turn)) for turn in forced]
     is_whole = len(picked) == len(turns) and all(
         0 < len(turn) <= count + 1 and (len(turn) > count or (forced is None and turn[-1] in plan.stop))
@@ -255,6 +249,13 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
         raise errors.ProtocolBroken(
             f"the board returned {len(outputs[LOGITS])} rows of logits at {len(positions)} positions, "
             f"and {len(tokens)} tokens, for a prompt of {inputs[PROMPT].size} tokens and {sum(steps)} steps"
+        )
+    if outside := [pair for pair in zip(places.chosen, tokens, strict=True) if not 0 <= pair[1] < vocabulary]:
+        position, token = outside[0]
+        raise errors.RunFailed(
+            f"sampler, step {places.step_of(position)}: the board chose token {token}, "
+            f"the vocabulary has {vocabulary} tokens",
+            hint="check the argmax on the board",
         )
 
 

@@ -19,7 +19,7 @@ from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model, RunResult
-from hil.core.steps import SteppedProgram, StepRule, StepsPlan
+from hil.core.steps import TURN_END, SteppedProgram, StepRule, StepsPlan
 from hil.core.tensors import TensorSpec
 from hil.errors import ProtocolBroken, ReferenceFailed, RunFailed, UsageError
 
@@ -103,6 +103,19 @@ def test_check_generation_names_sampler_that_chooses_unknown_token(tmp_path: Pat
     tokens[1] = 99999
     wrong = replace(case.result, outputs={**case.result.outputs, "tokens": tokens})
     with pytest.raises(RunFailed, match="sampler, step 1: the board chose token 99999"):
+        check_generation(replace(case, result=wrong))
+
+
+@pytest.mark.parametrize(("number", "step"), [(3, 3), (4, 0), (6, 5)])
+def test_check_generation_counts_steps_of_all_turns(tmp_path: Path, number: int, step: int):
+    """Tokens 0 and 4 are the first of their turns, chosen after the prompt."""
+    case = ran(begin(tmp_path, "a", "steps = 3\n[[prompt]]\nname = 'a'\ntokens = [1, 4]\nturn = [{tokens = [2]}]\n"))
+    assert case.result is not None
+    check_generation(case)
+    tokens = case.result.outputs["tokens"].copy()
+    tokens[np.flatnonzero(tokens != TURN_END)[number]] = 99999
+    wrong = replace(case.result, outputs={**case.result.outputs, "tokens": tokens})
+    with pytest.raises(RunFailed, match=f"sampler, step {step}: the board chose token 99999"):
         check_generation(replace(case, result=wrong))
 
 
