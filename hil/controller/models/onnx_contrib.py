@@ -26,6 +26,8 @@ _IN_ONNX = "SimplifiedLayerNormalization"
 _FLOAT, _UINT8 = 1, 2  # TensorProto.DataType
 # Attribute of MatMulNBits and similar operators: ONNX Runtime may round activations to 8 bits.
 ACCURACY = "accuracy_level"
+# Oldest opset of the expansions, which use CastLike.
+OLDEST_OPSET = 15
 # Since this opset, reductions take the axes as an input.
 _AXES_INPUT = 18
 # A slice to this end takes all.
@@ -43,7 +45,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
     GroupQueryAttention appends the new keys and values to its past, so the past has no unused positions.
 
     Args:
-        opset: Version of ONNX's standard opset that the model uses, 17 or newer.
+        opset: Version of ONNX's standard opset that the model uses, at least :data:`OLDEST_OPSET`.
 
     Raises:
         CompileFailed: An attribute or input of an operator is not supported.

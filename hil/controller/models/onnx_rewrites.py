@@ -15,7 +15,7 @@ from hil.controller.models.importers.onnx_nodes import (
     nodes_and_functions,
     nodes_of,
 )
-from hil.controller.models.onnx_contrib import expand_contrib, find_contrib
+from hil.controller.models.onnx_contrib import OLDEST_OPSET, expand_contrib, find_contrib
 from hil.controller.storage.screen.texts import first_line, unique_name
 from hil.formats.onnx_functions import inline_functions
 
@@ -57,7 +57,10 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
             model = converted
             yield _converter(version), model
     if operators := find_contrib(model):
-        yield _EXPANSION + ", ".join(operators), expand_contrib(model, opset_of(model))
+        if (version := opset_of(model)) < OLDEST_OPSET:
+            print(f"note: cannot expand {', '.join(operators)} in opset {version}, requires {OLDEST_OPSET}", flush=True)
+        else:
+            yield _EXPANSION + ", ".join(operators), expand_contrib(model, version)
 
 
 def _try_convert(model: Any, version: int) -> Any:

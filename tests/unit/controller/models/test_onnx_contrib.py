@@ -135,7 +135,7 @@ def test_group_query_attention_equals_definition(
     check(model, inputs)
 
 
-@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("opset", [15, 17, 21])
 def test_simplified_layer_normalization_equals_definition(opset: int) -> None:
     x = {"x": random(0, BATCH, 3, HEAD)}
     options: dict[str, Any] = {"domain": "", "opset": opset, "epsilon": 1e-3}
@@ -216,6 +216,15 @@ def test_rewrites_expand_operators_in_subgraphs() -> None:
     np.testing.assert_allclose(
         ReferenceEvaluator(expanded).run(None, x)[0], defined_evaluator(model).run(None, x)[0], rtol=1e-6
     )
+
+
+def test_rewrites_skip_expansion_if_conversion_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model("SkipSimplifiedLayerNormalization", {"x": random(0, 3, HEAD)}, {}, opset=10)
+    model.graph.node.append(helper.make_node("Resize", ["y", "unknown scales"], ["z"]))
+    assert list(rewrites(model)) == []
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "note: cannot expand SkipSimplifiedLayerNormalization in opset 10, requires 15"
+    ]
 
 
 def test_expansion_keeps_standard_rotary_embedding() -> None:
