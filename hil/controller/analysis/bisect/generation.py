@@ -41,8 +41,10 @@ def find_wrong_call(
     assert options.generate is not None
     with storing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+    # These options apply to the layers.
+    shared = replace(options, references=(), rtol=None, atol=None, allow_unstable=())
     for prompt in read_spec(options.generate).prompt:
-        begun = runner.begin(path, replace(options, prompt=prompt.name), folder, name=prompt.name)
+        begun = runner.begin(path, replace(shared, prompt=prompt.name), folder, name=prompt.name)
         (case,) = runner.run([begun], pool, choice, runtime=options.runtime, faults=faults)
         if case.error is not None:
             raise case.error
