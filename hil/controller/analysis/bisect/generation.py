@@ -14,6 +14,7 @@ from hil.controller.pipeline.decoder_calls import DecoderCall, list_calls, make_
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import storing
+from hil.core.results import Outcome
 from hil.core.tensors import Array
 
 _ALL_TOKENS = "prefill only"
@@ -32,7 +33,7 @@ def find_wrong_call(
 
     Returns:
         The inputs of the first wrong call, with the reference's cache, and a sentence that names the call. If no prompt
-        fails, these are of the last call.
+        fails, or the failed one has no wrong position, these are of the last call.
 
     Raises:
         UsageError: The specification does not fit the model.
@@ -48,7 +49,7 @@ def find_wrong_call(
         (case,) = runner.run([begun], pool, choice, runtime=options.runtime, faults=faults)
         if case.error is not None:
             raise case.error
-        if case.generation is not None and case.generation.fault is not None:
+        if case.outcome is not Outcome.PASS:
             break
     call = _find_call(case)
     return make_call_inputs(case, call, runner.context, folder / "logs" / "call.log"), _describe_call(case, call)
@@ -66,8 +67,10 @@ def _find_call(case: Case) -> DecoderCall:
 
 
 def _describe_call(case: Case, call: DecoderCall) -> str:
-    judged, options = case.generation, case.options
+    judged, prompt = case.generation, case.options.prompt
     where = f"position {call.begin}" if call.end == call.begin + 1 else f"positions {call.begin} to {call.end - 1}"
+    if case.outcome is Outcome.PASS:
+        return f"all prompts passed; the bisected call is the last one of prompt {prompt}, {where}"
     if judged is None or judged.fault is None:
-        return f"all prompts passed; the bisected call is the last one of prompt {options.prompt}, {where}"
-    return f"the bisected call is that of prompt {options.prompt}, {where}: {judged.reason}"
+        return f"prompt {prompt} has no wrong position; the bisected call is its last one, {where}: {case.reason}"
+    return f"the bisected call is that of prompt {prompt}, {where}: {case.reason}"
