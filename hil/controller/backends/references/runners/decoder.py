@@ -27,7 +27,7 @@ from hil.controller.storage.screen.texts import foreign_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.arithmetic import FLOAT32
 from hil.core.steps import INPUTS, SteppedProgram, StepsPlan
-from hil.core.tensors import Array
+from hil.core.tensors import Array, dtype_of
 from hil.errors import ReferenceFailed
 from hil.formats.onnx_functions import inline_functions
 from hil.formats.ort_values import to_ort
@@ -55,7 +55,8 @@ def run_decoder(model: str, inputs: str, plan: str, arithmetic: str, output: str
         loaded = inline_functions(loaded)
     program = SteppedProgram(_make_program(loaded, arithmetic), StepsPlan.of_json(json.loads(plan)))
     given = load_tensors(Path(inputs))
-    constant = [given[spec.name] for spec in program.inputs[len(INPUTS) :]]
+    # The reference takes float64.
+    constant = [given[spec.name].astype(dtype_of(spec.dtype), copy=False) for spec in program.inputs[len(INPUTS) :]]
     program.bind([*(given[name] for name in INPUTS), *constant])
     with np.errstate(all="ignore"):
         program.run()
