@@ -211,7 +211,8 @@ class _Cases:
         """
         options, random = self.request.options, self.request.random
         found = []
-        if options.inputs or options.expected:
+        # With --generate, the inputs are the decoder's constant ones.
+        if (options.inputs or options.expected) and options.generate is None:
             if not only:
                 raise UsageError(
                     "--input and --expected require a single method, the program has several",
@@ -247,7 +248,7 @@ class _Cases:
             )
         runner, folder = Runner(self.context, lasting=False), self.log.parent
         # The other options of references and tolerances apply to the calls.
-        options = replace(self.request.options, references=(), rtol=None, atol=None, accept=(), expected={})
+        options = replace(self.request.options, references=(), rtol=None, atol=None, accept=())
         for prompt in spec.cases:
             self.say(f"generating tokens of {prompt.name}")
             options = replace(options, prompt=prompt.name)

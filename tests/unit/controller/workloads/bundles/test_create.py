@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
+from support.step_programs import VOCABULARY, save_summing_model
 
 from hil.bundles import Bundle
 from hil.controller.devices.choosing.board_resolver import choose
@@ -221,3 +223,27 @@ def test_given_tolerance_skips_control_measurement(create, monkeypatch, given):
     for others in ({}, {"accept": ("other: cosine>=0.9",)}):
         with pytest.raises(ImportFailed):
             create("asks.npz", arithmetic="float16", **others)
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> dict[str, Any]:
+    """Save a decoder that adds a constant input to its logits. Return the options to generate tokens with it."""
+    model = onnx.load(save_summing_model(tmp_path / "add.onnx"))
+    model.graph.node[-1].output[0] = "plain"
+    model.graph.node.append(helper.make_node("Add", ["plain", "bias"], ["logits"]))
+    model.graph.input.append(helper.make_tensor_value_info("bias", FLOAT, [VOCABULARY]))
+    onnx.save(model, tmp_path / "add.onnx")
+    np.save(tmp_path / "bias.npy", np.arange(VOCABULARY, dtype=F32))
+    (tmp_path / "spec.toml").write_text("steps = 1\n[[prompt]]\nname = 'one'\ntokens = [1, 2]\nforced = [3]\n")
+    return {"generate": tmp_path / "spec.toml", "inputs": ("bias=bias.npy",)}
+
+
+def test_calls_of_decoder_have_given_constant_inputs(create, decoder):
+    (method,) = create(**decoder).methods
+    assert [case.name for case in method.cases] == ["one-prompt-0", "one-step-1"]
+    assert all(case.inputs["bias"].tolist() == list(range(VOCABULARY)) for case in method.cases)
+
+
+def test_calls_of_decoder_refuse_expected_outputs(create, decoder):
+    with pytest.raises(UsageError, match="--generate does not support --expected"):
+        create(**decoder, expected=("bias.npy",))
