@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hil.controller.models.importers import import_model
+from hil.controller.models.generation.functions import import_decoder
 from hil.controller.storage.run_context import RunContext
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
 
@@ -16,7 +16,8 @@ T = TypeVar("T")
 def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
     """Return a model's symbolic dimensions. Unreadable models have no symbols. The model's case reports the error."""
     try:
-        model = import_model(path, function=function, isolated=context.isolated, cache=context.cache)
+        # A decoder may have several functions.
+        model = import_decoder(path, function=function, isolated=context.isolated, cache=context.cache)
     except StorageError:
         raise
     except HilError:

@@ -26,6 +26,7 @@ from hil.controller.analysis.layers import (
 )
 from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
 from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.generation.functions import import_decoder
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
@@ -369,7 +370,8 @@ class _PreparedModel:
 
     def _load_plain_model(self) -> Model:
         def read() -> Model:
-            model = _import_model(self.source.path, self.source.dims, self.context)
+            read = import_model if self.source.generate is None else import_decoder
+            model = _import_model(self.source.path, self.source.dims, self.context, read)
             return with_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
 
         return self._compute_once("plain", read)
@@ -455,9 +457,11 @@ class _PreparedModel:
         return cast(T, known)
 
 
-def _import_model(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
+def _import_model(
+    path: Path, dims: Mapping[str, int], context: RunContext, read: Callable[..., Model] = import_model
+) -> Model:
     try:
-        return import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
+        return read(path, dims=dims, isolated=context.isolated, cache=context.cache)
     except StorageError:
         raise
     except UsageError as error:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from onnx import TensorProto, helper
 from support.models import save_model
+from support.tflite_decoder import save_tflite_decoder
 
 from hil.controller.models.flows import Flow
+from hil.controller.models.generation import functions
+from hil.controller.models.sizing.dimensions import symbols_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -18,7 +22,9 @@ from hil.controller.workloads.suites.cases.sources import open_suite
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.preparing import options_for
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.errors import ImportFailed
+from hil.core.results import Model
+from hil.core.tensors import TensorSpec
+from hil.errors import ImportFailed, UsageError
 
 FLOW = Flow("onnxruntime", "onnxruntime")
 PROMPTS = """
@@ -61,6 +67,25 @@ def test_case_changes_with_prompts(spec: Path, isolated: Isolated):
     before = list_cases(spec.parent, isolated)[0].content
     spec.write_text(spec.read_text() + "\n")
     assert list_cases(spec.parent, isolated)[0].content != before
+
+
+def test_decoder_with_several_functions_has_case_per_prompt(tmp_path: Path, isolated: Isolated):
+    pytest.importorskip("ai_edge_litert")
+    model = save_tflite_decoder(tmp_path / "net.tflite", [2])
+    (tmp_path / "net.generate.toml").write_text("[[prompt]]\ntokens = [1, 2]\n")
+    context = RunContext(Cache(tmp_path / "cache"), isolated)
+    (case,) = open_suite(SuiteRequest(str(tmp_path)), Flow("tflite", "tflite"), context).cases
+    assert case.make(tmp_path).path == model and case.content and case.file is not None
+
+
+def test_sizes_of_decoder_with_several_functions(monkeypatch: pytest.MonkeyPatch):
+    def import_model(path: Path, *, function: str, dims: Any, **_: Any) -> Model:
+        if function != "decode":
+            raise UsageError("several functions", option="--function")
+        return Model("m", "tflite", path, {}, "digest", inputs=(TensorSpec("x", "float32", ("batch",)),))
+
+    monkeypatch.setattr(functions, "import_model", import_model)
+    assert symbols_of(Path("m.tflite"), RunContext(Cache(), None)) == {"batch"}  # type: ignore[arg-type]
 
 
 def test_invalid_specification_is_case_with_error(spec: Path, isolated: Isolated):
