@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import with_given_defaults
@@ -78,11 +80,19 @@ def run_job(
         context = RunContext(Cache(), workers)
         planned = sized_cases(job, replace(job.options(), inputs=tuple(job.inputs)), context)
         kept = {case.name: case for case in run.record.cases if case.outcome} if run else {}
+        changed: set[str] = set()
         for one in planned:
             if one.name in kept and _has_changed(kept[one.name], one, context):
                 what = "the model, the specification or the reference" if one.options.generate else "the model"
                 screen.note(f"rerunning {one.name}: {what} changed")
                 del kept[one.name]
+                changed.add(str(one.path))
+        if run is not None and changed:
+            # Forget cases that the search for the smallest failing sizes added: it may choose other sizes now.
+            names = {one.name for one in planned}
+            kept = {name: case for name, case in kept.items() if name in names or case.path not in changed}
+            run.record.cases = [case for case in run.record.cases if case.name in kept or case.name in names]
+            run.record.smallest_failing = UNSET
 
         def begin(one: SizedCase) -> Case:
             try:

@@ -561,6 +561,21 @@ def test_resumed_generation_repeats_changed_cases(fake_boards: FakeBoards, what:
     assert fake_boards.did.count("run a") == 1 + is_changed + (what == "other prompt")
 
 
+def test_resumed_generation_forgets_searched_lengths_of_changed_prompt(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    a, *_ = decoders(tmp_path)
+    spec = a.with_suffix(".generate.toml")
+    change(spec, "steps = 3", "steps = 3\nlengths = [1]")
+    fake_boards.scripts[A] = {("run", "a"): RunFailed("broken")}
+    job = Job(models=(a,), generate=spec, board=A, runtime="onnxruntime", out=tmp_path / "runs")
+    before = run_job(job, screen=Quiet()).to_json()
+    assert [case["name"] for case in before["cases"]] == ["a-p", "a-p-1", "a-p-2"] and before["smallest_failing"]
+    fake_boards.scripts.clear()
+    change(spec, "[1, 4, 2]", "[1, 4, 3]")
+    after = run_job(Job(out=tmp_path / "runs"), resume=before["id"], screen=Quiet()).to_json()
+    found = {case["name"]: case["outcome"] for case in after["cases"]}
+    assert found == {"a-p": "PASS", "a-p-1": "PASS"} and "smallest_failing" not in after
+
+
 def test_resumed_generation_refuses_invalid_specification(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
