@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from hil.controller.analysis.bench.stats import (
 )
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import steps_arguments
+from hil.controller.pipeline.generation import check_generation, steps_arguments
 from hil.controller.records.bench import SpeedComparison
 from hil.core import clock
 from hil.core.repetition import Repetition, merge_known
@@ -268,6 +268,8 @@ class _Meter:
             result, call = self._program.run(
                 case.inputs, iterations=iterations, timeout=case.options.timeout, **{**names, "warmup": warmup}
             )
+            if case.decoder is not None:
+                check_generation(replace(case, result=result))
         side.warmup_s += call.warmup_ns / 1e9
         side.result = result
         self._repetition = merge_known(self._repetition, result.repetition)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from hil.controller.analysis.bench.measure import BenchSide
+from hil.controller.analysis.bench.measure import BenchSide, measure
 from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides, per_prompt
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Job, Options
-from hil.core.results import RunResult
+from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.steps import FORCED, PROMPT, TOKENS, StepCall, StepRule, StepsPlan
+from hil.core.tensors import TensorSpec
+from hil.errors import ProtocolBroken
 
 PLAN = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=((1, 1),), logits=0, steps=2, bound=64)
 ROUNDS = 10
@@ -63,3 +68,27 @@ def test_per_prompt_selects_each_prompt(tmp_path: Path):
     spec.write_text('[[prompt]]\nname = "a"\ntokens = [1]\n[[prompt]]\ntokens = [2]\n')
     assert [one.prompt for one in per_prompt(Options(generate=spec))] == ["a", "prompt-2"]
     assert per_prompt(Options()) == [Options()]
+
+
+class BrokenBoard:
+    """A board, and its program, that returns a token in another form."""
+
+    def load(self, *arguments: Any, **options: Any) -> BrokenBoard:
+        return self
+
+    def run(self, inputs: Any, **options: Any) -> Any:
+        return RunResult("sim", {TOKENS: np.zeros((1, 3), np.int64)}, ((0, 1),)), None
+
+    def unload(self) -> None:
+        pass
+
+
+def test_measure_rejects_outputs_that_do_not_fit():
+    specs = (TensorSpec("logits", "float32", (1, "n", 7)), TensorSpec("present", "float32", (1, "n", 4)))
+    model = Model("m", "onnx", Path("m"), {}, "", inputs=(), outputs=specs)
+    side = make_side("A", "short", 1000, 100)
+    side.board = BrokenBoard()  # type: ignore[assignment]
+    side.case = replace(side.case, model=model, artifact=Artifact("sim", "m", {}, {}, "main", "none"))
+    with pytest.raises(ProtocolBroken, match="the board returned no valid output logits"):
+        measure([side], BenchJob(Job(), iterations=1), lambda *_: None, random.Random(1))
+    assert side.case.outcome is Outcome.BOARD_LOST
