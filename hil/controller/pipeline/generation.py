@@ -400,11 +400,18 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     verdict = _make_verdict(case, result, reference, judged)
     judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
+    yield mark_unstable(case).timed(compare_s=time.monotonic() - start)
+
+
+def mark_unstable(case: Case) -> Case:
+    """Return a judged case; UNSTABLE if the board's runs of the same prompt differ."""
+    decoder, result, judged = case.decoder, case.result, case.generation
+    assert decoder is not None and result is not None and judged is not None
     is_finite = judged.fault is None or judged.fault.kind is not FaultKind.NONFINITE
-    if result.repetition is not None and not result.repetition.is_stable and is_finite:
-        judged = _mark_unstable(judged, decoder, inputs, result, result.repetition)
-        case = replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
-    yield case.timed(compare_s=time.monotonic() - start)
+    if result.repetition is None or result.repetition.is_stable or not is_finite:
+        return case
+    judged = _mark_unstable(judged, decoder, with_all_tokens(case), result, result.repetition)
+    return replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
 
 
 def _mark_unstable(

@@ -22,7 +22,7 @@ from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.generation import compare_generation
+from hil.controller.pipeline.generation import mark_unstable
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
@@ -122,8 +122,9 @@ class Runner(Tools):
         repetition = case.result.repetition if case.result is not None else None
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
-        judge = compare_generation if case.decoder is not None and case.references else judge_repetition
-        return self._run_step(case, PipelineStep(Stage.COMPARE, judge, lambda case: True))
+        if case.generation is not None:
+            return mark_unstable(case)
+        return self._run_step(case, PipelineStep(Stage.COMPARE, judge_repetition, lambda case: True))
 
     def with_references(self, case: Case, early: Case) -> Case:
         """Add the result of :meth:`refer_early` to a case: references, or an error."""

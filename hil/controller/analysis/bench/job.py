@@ -280,7 +280,7 @@ class _BenchRun:
 
     def _finish_run(self, run: Run, interrupted: bool) -> BenchRecord:
         for side in self.sides:
-            if side.batches and side.result is not None:
+            if side.batches and side.result is not None and side.case.result is not None:
                 first = [batch for batch in side.batches if batch.copy == 0]
                 stamps = tuple(
                     (start, start + duration)
@@ -289,6 +289,7 @@ class _BenchRun:
                 )
                 result = replace(
                     side.result,
+                    outputs=side.case.result.outputs,  # those that were compared with the references
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
                     cold=False,

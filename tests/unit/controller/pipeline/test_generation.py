@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from support.step_programs import SummingProgram, logits_of, save_summing_model
 
+from hil.compare.generation import GenerationVerdict
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
 from hil.controller.models.importers.onnx import spec_of_value
 from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation, check_generation
+from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
-from hil.core.results import Model, RunResult
+from hil.core.repetition import Answer, Repetition
+from hil.core.results import Model, Outcome, RunResult
 from hil.core.steps import TURN_END, SteppedProgram, StepRule, StepsPlan
 from hil.core.tensors import TensorSpec
 from hil.errors import ProtocolBroken, ReferenceFailed, RunFailed, UsageError
@@ -253,3 +256,19 @@ def test_check_bound_names_reference():
     generation._check_bound(Prompt(name="a", tokens=[1, 2]), plan, "reference")
     with pytest.raises(UsageError, match="prompt 'a' needs 5 tokens with its steps, the reference's cache has 4"):
         generation._check_bound(Prompt(name="a", tokens=[1, 2, 3]), plan, "reference")
+
+
+def test_judge_repetition_keeps_verdict_of_first_run(tmp_path: Path):
+    case = ran(begin(tmp_path))
+    assert case.result is not None
+    first = case.result.outputs
+    longer = {**first, **{name: np.concatenate([first[name]] * 2) for name in ("logits", "positions", "tokens")}}
+    longer["logits"][0] += 1
+    repetition = Repetition((Answer(1, 0, first), Answer(1, 1, longer)), differing=("logits",))
+    judged = GenerationVerdict(outcome=Outcome.PASS, reason="", rows=(), kl_bound=1.0, error_bound=1.0)
+    reference = RunResult("reference", {})
+    case = replace(case, generation=judged, references=(reference,), outcome=Outcome.PASS)
+    case = replace(case, result=replace(case.result, repetition=repetition))
+    found = Runner(RunContext(Cache(tmp_path), None)).judge_repetition(case)  # type: ignore[arg-type]
+    assert (found.outcome, found.error) == (Outcome.UNSTABLE, None)
+    assert "the same prompt after another prompt returned other logits" in found.reason
