@@ -227,7 +227,7 @@ class _BenchRun:
                 board = session.board
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)
-                case = self._run_once(case, session)
+                case = _drop_references(self._run_once(case, session))
                 self.sides.append(BenchSide(self.labels[number], case, board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # references from a stored bench
@@ -318,6 +318,13 @@ class _BenchRun:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
             self.recorder.write(case)
+
+
+def _drop_references(case: Case) -> Case:
+    """Drop tensors that a judged generation no longer needs. Those of all prompts may not fit in memory."""
+    if case.generation is None:
+        return case
+    return replace(case, prefill=None, references=tuple(replace(one, outputs={}) for one in case.references))
 
 
 def _is_measurable(case: Case) -> bool:

@@ -271,7 +271,8 @@ class _Meter:
             if case.decoder is not None:
                 check_generation(replace(case, result=result))
         side.warmup_s += call.warmup_ns / 1e9
-        side.result = result
+        # The case has the compared outputs. Those of all prompts may not fit in memory.
+        side.result = result if case.decoder is None else replace(result, outputs={}, repetition=None)
         self._repetition = merge_known(self._repetition, result.repetition)
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)

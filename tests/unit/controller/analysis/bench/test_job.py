@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.models import DIGITS
 
-from hil.controller.analysis.bench.job import _BenchRun, board_of_stored, run_bench
+from hil.compare.generation import GenerationVerdict
+from hil.controller.analysis.bench.job import _BenchRun, _drop_references, board_of_stored, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
+from hil.core.results import Outcome, RunResult
 from hil.errors import UsageError
 
 MODEL = DIGITS / "digits_cnn.onnx"
@@ -84,3 +87,13 @@ def test_bench_names_cases_of_similar_prompts(tmp_path: Path, monkeypatch: pytes
     run = _BenchRun(bench, RunContext(Cache(tmp_path), None), Screen(quiet=True))  # type: ignore[arg-type]
     run._import_cases(None)
     assert [case.name for case in run.cases] == [f"digits_cnn-a_b{end}" for end in ("", "-2", "-3")]
+
+
+def test_bench_drops_references_of_judged_generation():
+    result = RunResult("onnxruntime", {"logits": np.zeros(3)})
+    case = Case("a", MODEL, Options(), Path(), prefill=result, references=(result,), result=result)
+    assert _drop_references(case) is case
+    judged = GenerationVerdict(outcome=Outcome.PASS, reason="", rows=(), kl_bound=1.0, error_bound=1.0)
+    found = _drop_references(replace(case, generation=judged))
+    assert (found.prefill, found.result) == (None, result)
+    assert [(one.source, one.outputs) for one in found.references] == [("onnxruntime", {})]
