@@ -118,7 +118,7 @@ def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
 
 
 def _exponential(value: float) -> float:
-    return math.exp(value) if value < _MAX_EXPONENT else math.inf
+    return math.inf if value >= _MAX_EXPONENT else math.exp(value)
 
 
 def describe_times(

@@ -29,7 +29,7 @@ from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.generation import measure_generation, record_generation
 from hil.controller.pipeline.records.print_case import print_case
-from hil.controller.pipeline.records.print_generation import describe_texts
+from hil.controller.pipeline.records.print_generation import describe_perplexity, describe_texts
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.generation import MAX_COLUMNS, MAX_LAYERS, MAX_ROWS, StoredPerplexity
@@ -129,6 +129,11 @@ def test_perplexity_of_text_combines_windows():
     assert text.startswith("perplexity of a.txt: 5.7546 over 40 tokens, reference 5.6973, ratio 1.01005")
     assert f"(95 %: {low:.6g} to {high:.6g})" in text
     assert not list(describe_texts(cases[:1])), "a single window has the numbers in its case"
+
+
+def test_perplexity_shows_nan():
+    found = StoredPerplexity(tokens=3, board_nats=math.nan, reference_nats=1.0, error_nats=0.1)
+    assert describe_perplexity([found])[0] == "nan over 3 tokens"
 
 
 def test_times_drop_iteration_with_missing_calls():
