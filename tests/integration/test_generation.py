@@ -179,7 +179,7 @@ def test_run_shows_perplexity_of_text(hil, tmp_path):
         assert window["tokens"] == 59 and window["reference_nats"] == pytest.approx(exact, rel=1e-6)
         assert window["board_nats"] == pytest.approx(exact, rel=1e-4)
     shown = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT)
-    assert "perplexity of text.txt: " in shown.err + shown.out and "over 118 tokens" in shown.err + shown.out
+    assert "(text.txt): " in shown.err + shown.out and "over 118 tokens" in shown.err + shown.out
 
 
 def test_generation_rejects_fault_without_effect(hil, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # 97.5 % quantile of the normal distribution.
 _Z95 = 1.959964
+# Name of a case with a window of a text: that of the model and prompt before, that of the sizes after.
+_WINDOW = re.compile(r"(.*)-window-\d+(.*)", re.S)
 _MAX_EXPONENT = 700.0
 
 
@@ -107,14 +110,18 @@ def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
 
 
 def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
-    """Yield a line with the perplexity of each text file that is the prompt of several cases."""
-    texts: dict[str, list[StoredPerplexity]] = {}
+    """Yield a line with the perplexity of all windows of a text, for each model, size and prompt with windows."""
+    texts: dict[tuple[str, ...], list[StoredPerplexity | None]] = {}
     for case in cases:
-        if case.generation and case.generation.perplexity and case.generation.perplexity.file:
-            texts.setdefault(case.generation.perplexity.file, []).append(case.generation.perplexity)
-    for file, found in texts.items():
-        if len(found) > 1:
-            yield f"perplexity of {file}: {', '.join(describe_perplexity(found))}"
+        if match := _WINDOW.match(case.name):
+            texts.setdefault(match.groups(), []).append(case.generation.perplexity if case.generation else None)
+    for name, windows in texts.items():
+        found = [one for one in windows if one is not None and one.file]
+        if found and len(windows) > 1:
+            parts = describe_perplexity(found)
+            if len(found) < len(windows):
+                parts.append(f"{counted(len(windows) - len(found), 'window')} of {len(windows)} without result")
+            yield f"perplexity of {''.join(name)} ({found[0].file}): {', '.join(parts)}"
 
 
 def _exponential(value: float) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -122,13 +123,20 @@ def test_perplexity_of_text_combines_windows():
         StoredPerplexity(tokens=30, board_nats=2.0, reference_nats=2.0, error_nats=0.003, file="a.txt"),
         StoredPerplexity(tokens=10, board_nats=1.0, reference_nats=0.96, error_nats=0.004, file="a.txt"),
     ]
-    cases = [run_case(generation=stored_generation(perplexity=one.to_json())) for one in windows]
+    cases = [
+        run_case(name=f"net-a-window-{number}", generation=stored_generation(perplexity=one.to_json()))
+        for number, one in enumerate(windows, 1)
+    ]
     (text,) = describe_texts([*cases, run_case(generation=stored_generation())])
     mean, error = 0.01, math.hypot(0.75 * 0.003, 0.25 * 0.004)
     low, high = (math.exp(mean + sign * 1.96 * error) for sign in (-1, 1))
-    assert text.startswith("perplexity of a.txt: 5.7546 over 40 tokens, reference 5.6973, ratio 1.01005")
+    assert text.startswith("perplexity of net-a (a.txt): 5.7546 over 40 tokens, reference 5.6973, ratio 1.01005")
     assert f"(95 %: {low:.6g} to {high:.6g})" in text
     assert not list(describe_texts(cases[:1])), "a single window has the numbers in its case"
+    failed = run_case(name="net-a-window-3")
+    other = [msgspec.structs.replace(case, name=case.name.replace("net", "big")) for case in cases]
+    first, second = describe_texts([*cases, failed, *other])
+    assert first.endswith("1 window of 3 without result") and second.startswith("perplexity of big-a (a.txt)")
 
 
 def test_perplexity_shows_nan():
