@@ -202,7 +202,17 @@ def needs(guide: Path) -> list[str]:
 
 
 # Guides with more than 20 seconds of commands.
-LONG = ("benchmarking", "simulator", "compile-profiling", "layers", "compiling", "agent", "suite-reports", "profiling")
+LONG = (
+    "benchmarking",
+    "generation",
+    "simulator",
+    "compile-profiling",
+    "layers",
+    "compiling",
+    "agent",
+    "suite-reports",
+    "profiling",
+)
 PLAIN = [
     pytest.param(
         guide,
