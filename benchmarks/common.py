@@ -163,17 +163,24 @@ def python_with(name: str, packages: Sequence[str], notes: list[str]) -> Path | 
     return python
 
 
-@contextlib.contextmanager
-def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
+def tvm_peer(notes: list[str]) -> contextlib.AbstractContextManager[Peer | None]:
     """A client and a server of TVM RPC in an environment of their own; None, and a note, where that cannot be had."""
-    python = python_with("tvm-0.27", [TVM, *_TVM_NEEDS], notes)
+    return rival_peer("TVM RPC", "tvm-0.27", [TVM, *_TVM_NEEDS], ["tvm_peer.py"], notes)
+
+
+@contextlib.contextmanager
+def rival_peer(
+    rival: str, environment: str, needs: Sequence[str], argv: Sequence[str], notes: list[str]
+) -> Iterator[Peer | None]:
+    """A program of this folder in an environment of its own; None, and a note, where that cannot be had."""
+    python = python_with(environment, needs, notes)
     if python is None:
         yield None
         return
     try:
-        started = Peer([str(python), str(HERE / "tvm_peer.py")])
+        started = Peer([str(python), str(HERE / argv[0]), *argv[1:]])
     except RuntimeError as error:
-        notes.append(f"TVM RPC skipped: {error}")
+        notes.append(f"{rival} skipped: {error}")
         yield None
         return
     try:

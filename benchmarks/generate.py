@@ -16,7 +16,7 @@ import os
 import runpy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ LLAMA = ("xllamacpp==2026.10.*", "gguf==0.19.*", "numpy")
 def make_decoder(path: Path, large: bool) -> Path:
     """Write the example's decoder, or a larger one with random weights. Write the weights beside it, as .npz."""
     example = runpy.run_path(str(EXAMPLE))
-    weights = example["load_weights"]()
+    weights: dict[str, Any] = example["load_weights"]()
     if large:
         layers, hidden, ffn = LARGE
         vocabulary, rng = len(weights["embedding"]), np.random.default_rng(0)
@@ -63,7 +63,7 @@ def make_decoder(path: Path, large: bool) -> Path:
             shapes[f"layers.{layer}.down"] = (ffn, hidden)
         weights = {name: rng.normal(size=shape).astype(np.float32) / 20 for name, shape in shapes.items()}
     onnx.save(example["Decoder"](weights).build(), path)
-    np.savez(path.with_suffix(".npz"), **weights)  # type: ignore[arg-type]  # no name is that of an option
+    np.savez(path.with_suffix(".npz"), **weights)
     return path
 
 
@@ -162,24 +162,10 @@ def measure(
     return token, *({name: times[1:] for name, times in one.items()} for one in (first, cpu))
 
 
-@contextlib.contextmanager
-def llama_peer(path: Path, notes: list[str]) -> Iterator[common.Peer | None]:
+def llama_peer(path: Path, notes: list[str]) -> contextlib.AbstractContextManager[common.Peer | None]:
     """llama.cpp with the weights of a decoder; None, and a note, where that cannot be had."""
-    python = common.python_with("llama", LLAMA, notes)
-    if python is None:
-        yield None
-        return
-    arguments = [str(path.with_suffix(".npz")), str(path.parent), str(2 * (PROMPT_TOKENS + STEPS))]
-    try:
-        started = common.Peer([str(python), str(common.HERE / "llama_peer.py"), *arguments])
-    except RuntimeError as error:
-        notes.append(f"llama.cpp skipped: {error}")
-        yield None
-        return
-    try:
-        yield started
-    finally:
-        started.close()
+    argv = ["llama_peer.py", str(path.with_suffix(".npz")), str(path.parent), str(2 * (PROMPT_TOKENS + STEPS))]
+    return common.rival_peer("llama.cpp", "llama", LLAMA, argv, notes)
 
 
 def main() -> None:
