@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import (
+    all_graphs,
     constants_of,
-    graphs_of,
     node_label,
     nodes_and_functions,
     nodes_of,
@@ -54,7 +54,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
     copy.CopyFrom(model)
     shapes = _Shapes(copy)
     # Inner graphs first: changing a graph copies its nodes with their subgraphs.
-    for graph in reversed([copy.graph, *(inner for node in nodes_of(copy.graph.node) for inner in graphs_of(node))]):
+    for graph in reversed(all_graphs(copy.graph)):
         nodes: list[Any] = []
         for node in graph.node:
             nodes += _Expansion(node, shapes, opset).expand() if _is_contrib(node) else [node]
@@ -80,9 +80,8 @@ class _Shapes:
     """Shapes and types of the tensors of a model, as far as the file has them."""
 
     def __init__(self, model: Any) -> None:
-        graphs = [model.graph, *(graph for node in nodes_of(model.graph.node) for graph in graphs_of(node))]
         self._values: dict[str, tuple[int, list[Any]]] = {}
-        for graph in graphs:
+        for graph in all_graphs(model.graph):
             for value in (*graph.value_info, *graph.output, *graph.input):
                 kind = value.type.tensor_type
                 if kind.HasField("shape"):

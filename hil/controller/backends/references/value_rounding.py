@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import all_graphs, nodes_of
 from hil.core.arithmetic import FLOATS, INT8_LEVELS, Arithmetic
 from hil.core.tensors import Array, dtype_name
 
@@ -37,8 +37,7 @@ class Names:
     def of_model(cls, model: Any) -> Names:
         """Collect the names from a model and its subgraphs."""
         nodes = list(nodes_of(model.graph.node))
-        graphs = [model.graph, *(graph for node in nodes for graph in graphs_of(node))]
-        constants = {tensor.name for graph in graphs for tensor in graph.initializer}
+        constants = {tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer}
         constants |= {node.output[0] for node in nodes if node.op_type == "Constant"}
         shaping = {name for node in nodes if node.op_type in _SHAPING for name in node.input[1:] if name}
         return cls(frozenset(constants), frozenset(shaping))

@@ -63,6 +63,11 @@ def nodes_of(nodes: Any) -> Iterator[Any]:
             yield from nodes_of(graph.node)
 
 
+def all_graphs(graph: Any) -> list[Any]:
+    """Return a graph and all subgraphs, outer graphs first."""
+    return [graph, *(inner for node in nodes_of(graph.node) for inner in graphs_of(node))]
+
+
 def nodes_and_functions(model: Any) -> list[Any]:
     """Return every node of a model, including the nodes in functions."""
     return [node for body in (model.graph, *model.functions) for node in nodes_of(body.node)]

@@ -22,7 +22,7 @@ from hil.controller.backends.references.runners.onnx import (
 )
 from hil.controller.backends.references.value_rounding import Names, Rounding
 from hil.controller.models.importers.onnx import spec_of_value
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import all_graphs, nodes_of
 from hil.controller.storage.screen.texts import foreign_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.arithmetic import FLOAT32
@@ -120,15 +120,13 @@ def widen_floats(model: Any) -> None:
         if tensor.data_type in narrow:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
 
-    nodes = list(nodes_of(model.graph.node))
-    graphs = [model.graph, *(graph for node in nodes for graph in graphs_of(node))]
-    for graph in graphs:
+    for graph in all_graphs(model.graph):
         for tensor in graph.initializer:
             widen(tensor)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.type.tensor_type.elem_type in narrow:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for node in nodes:
+    for node in nodes_of(model.graph.node):
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
                 attribute.i = TensorProto.DOUBLE

@@ -17,7 +17,7 @@ import numpy as np
 
 from hil.controller.backends.references.runners.onnx import exact_session
 from hil.controller.backends.references.value_rounding import Exact
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import all_graphs, graphs_of, nodes_of
 from hil.controller.storage.screen.texts import first_line
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
@@ -95,8 +95,7 @@ class NodeEvaluator:
     def __init__(self, model: Any) -> None:
         self._model = model
         # Keep references to protobuf objects, so that their ids stay unique.
-        nodes = list(nodes_of(model.graph.node))
-        self._kept = [model.graph, *nodes, *(graph for node in nodes for graph in graphs_of(node))]
+        self._kept = [*nodes_of(model.graph.node), *all_graphs(model.graph)]
         self._sessions: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
         self._constants: dict[int, Env] = {}
 
