@@ -27,7 +27,7 @@ from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.default_inputs import with_given_defaults
-from hil.controller.models.generation.functions import import_decoder
+from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
@@ -111,8 +111,7 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     """Import the model."""
     context, options = tools.context, case.options
     start = time.monotonic()
-    read = import_model if options.generate is None else import_decoder
-    model = read(
+    model = choose_importer(options.generate)(
         case.path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
     )
     model, inputs = with_given_defaults(model, options.inputs, context)

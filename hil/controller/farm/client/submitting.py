@@ -16,7 +16,7 @@ from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
 from hil.controller.models.flows import BESIDE, flows
-from hil.controller.models.generation.functions import import_decoder
+from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.models.sizing.dimensions import own_sizes, sizes_of_models
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
@@ -105,8 +105,7 @@ def load_models(job: Job) -> Workload:
         for path, own in zip(job.models, given, strict=True):
             one = replace(job, dims=own_sizes(job.dims, own), dim_ranges=own_sizes(job.dim_ranges, own))
             work: dict[str, Any] = {"isolated": isolated, "cache": context.cache}
-            read = import_model if job.generate is None else import_decoder
-            found.append((one, read(path, function=job.function, dims=one.dims, **work)))
+            found.append((one, choose_importer(job.generate)(path, function=job.function, dims=one.dims, **work)))
     return _build_workload(job, [packed_run(replace(one, models=(model.path,)), model) for one, model in found])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ def import_decoder(path: Path, *, function: str = "", dims: Mapping[str, int] | 
             return import_model(path, function=_DECODE, dims=dims, **work)
         except UsageError:
             raise error from None
+
+
+def choose_importer(generate: Path | None) -> Callable[..., Model]:
+    """Return :func:`import_decoder` for a model with ``--generate``, and :func:`import_model` for others."""
+    return import_model if generate is None else import_decoder
 
 
 def add_prompt_functions(decoder: Decoder, model: Model, **work: Any) -> Decoder:

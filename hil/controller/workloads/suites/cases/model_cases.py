@@ -26,7 +26,7 @@ from hil.controller.analysis.layers import (
 )
 from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
 from hil.controller.models.flows import Flow, apply_recipe
-from hil.controller.models.generation.functions import import_decoder
+from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
@@ -370,7 +370,7 @@ class _PreparedModel:
 
     def _load_plain_model(self) -> Model:
         def read() -> Model:
-            read = import_model if self.source.generate is None else import_decoder
+            read = choose_importer(self.source.generate)
             model = _import_model(self.source.path, self.source.dims, self.context, read)
             return with_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
 

@@ -51,7 +51,7 @@ def _objects(monkeypatch: pytest.MonkeyPatch, fake_boards: FakeBoards, tmp_path:
         return Artifact(runtime, "p", {}, {"p": "blake3:0"}, model.function, "none", inputs=(X, SUM), outputs=(X, SUM))
 
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(stages, "import_model", import_model)
+    monkeypatch.setattr(stages, "choose_importer", lambda generate: import_model)
     monkeypatch.setattr(stages, "compile_model", compile_model)
     monkeypatch.setattr(FakeProgram, "run", added)
     loaded = property(lambda self: SimpleNamespace(function=self.artifact.function, inputs=(X, SUM), outputs=(X, SUM)))
