@@ -41,7 +41,6 @@ from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
 from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
 from hil.core.files import open_file
-from hil.core.repetition import Repetition
 from hil.core.results import Model, Outcome, RunResult, Stage
 from hil.core.steps import (
     FORCED,
@@ -114,6 +113,11 @@ def begin_generation(case: Case, context: RunContext) -> Case:
         reference = _make_reference(other, spec, options, context)
         _check_bound(prompt, reference.decoder.plan, "reference")
     return replace(case, decoder=decoder, reference_decoder=reference, inputs=inputs, text_file=prompt.file)
+
+
+def make_prompt_options(options: Options, prompt: str) -> Options:
+    """Return the options of a prompt, for workloads whose references and tolerances apply to single calls."""
+    return replace(options, prompt=prompt, references=(), rtol=None, atol=None, allow_unstable=())
 
 
 def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
@@ -407,22 +411,12 @@ def mark_unstable(case: Case) -> Case:
     """Return a judged case; UNSTABLE if the board's runs of the same prompt differ."""
     decoder, result, judged = case.decoder, case.result, case.generation
     assert decoder is not None and result is not None and judged is not None
-    is_finite = judged.fault is None or judged.fault.kind is not FaultKind.NONFINITE
-    if result.repetition is None or result.repetition.is_stable or not is_finite:
+    fault, repetition = judged.fault, result.repetition
+    is_finite = fault is None or fault.kind is not FaultKind.NONFINITE
+    if repetition is None or repetition.is_stable or not is_finite:
         return case
-    judged = _mark_unstable(judged, decoder, with_all_tokens(case), result, result.repetition)
-    return replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
-
-
-def _mark_unstable(
-    judged: GenerationVerdict,
-    decoder: Decoder,
-    inputs: Mapping[str, Array],
-    result: RunResult,
-    repetition: Repetition,
-) -> GenerationVerdict:
-    """Return a verdict on a board whose runs of the same prompt differ."""
-    fault, first = judged.fault, _generated(decoder, inputs, result.outputs)
+    inputs = with_all_tokens(case)
+    first = _generated(decoder, inputs, result.outputs)
     others = [one.outputs for one in repetition.answers[1:] if one.outputs is not None]
     if again := [one for one in others if _is_alike(one, result.outputs)]:
         fault = find_stale(first, _generated(decoder, inputs, again[0])) or fault
@@ -431,7 +425,8 @@ def _mark_unstable(
     reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
     reason += ", or the program is not deterministic"
     reason = "; ".join(filter(None, (reason, judged.reason)))
-    return replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
+    judged = replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)
+    return replace(case, generation=judged, outcome=judged.outcome, reason=judged.reason)
 
 
 def _is_alike(outputs: Mapping[str, Array], first: Mapping[str, Array]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
@@ -11,6 +10,7 @@ from hil.controller.models.generation.spec import read_spec
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoder_calls import DecoderCall, list_calls, make_call_inputs
+from hil.controller.pipeline.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import storing
@@ -42,10 +42,8 @@ def find_wrong_call(
     assert options.generate is not None
     with storing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-    # These options apply to the layers.
-    shared = replace(options, references=(), rtol=None, atol=None, allow_unstable=())
     for prompt in read_spec(options.generate).prompt:
-        begun = runner.begin(path, replace(shared, prompt=prompt.name), folder, name=prompt.name)
+        begun = runner.begin(path, make_prompt_options(options, prompt.name), folder, name=prompt.name)
         (case,) = runner.run([begun], pool, choice, runtime=options.runtime, faults=faults)
         if case.error is not None:
             raise case.error

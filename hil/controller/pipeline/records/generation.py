@@ -163,10 +163,11 @@ def measure_generation(
     decode = [sum(map(duration_of, one.steps)) for one in complete]
     gaps = [gap for one in iterations for gap in one.gaps_ns]
     by_step = np.median([[duration_of(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
+    ttft_ns = float(np.median([one.ttft_ns for one in iterations]))
     return GenerationTimes(
         iterations=len(iterations),
         steps=len(steps),
-        ttft_ns=(ttft_ns := float(np.median([one.ttft_ns for one in iterations]))),
+        ttft_ns=ttft_ns,
         host_ttft_ns=ttft_ns + link_ns if link_ns else None,
         tpot_p50_ns=_percentile(steps, 50),
         tpot_p90_ns=_percentile(steps, 90),

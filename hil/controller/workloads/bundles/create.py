@@ -30,6 +30,7 @@ from hil.controller.models.sizing.sizes import sized_name, sweep
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoder_calls import list_calls, make_call_inputs
+from hil.controller.pipeline.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_S, Options
@@ -247,11 +248,11 @@ class _Cases:
                 option="--generate",
             )
         runner, folder = Runner(self.context, lasting=False), self.log.parent
-        # The other options of references and tolerances apply to the calls.
-        options = replace(self.request.options, references=(), rtol=None, atol=None, accept=())
+        # The criteria apply to the calls.
+        given = replace(self.request.options, accept=())
         for prompt in spec.cases:
             self.say(f"generating tokens of {prompt.name}")
-            options = replace(options, prompt=prompt.name)
+            options = make_prompt_options(given, prompt.name)
             case = runner.begin(self.request.model, options, folder, name=prompt.name)
             if case.error is not None:
                 raise case.error
