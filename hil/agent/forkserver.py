@@ -43,7 +43,8 @@ from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
 from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
-from hil.core.steps import MAX_CALLS, StepCall, SteppedProgram, StepsPlan
+from hil.core.stepped_program import SteppedProgram
+from hil.core.steps import MAX_CALLS, StepCall, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 

@@ -1,25 +1,21 @@
-"""Run a decoder step by step: a prompt, then one token per step.
+"""Plan of a decoder's run: a prompt, then one token per step.
 
-:class:`SteppedProgram` turns a program that maps tokens and a cache to logits and a new cache into a program that maps
-a prompt to the logits of all positions. The agent uses it for programs on the board, and the controller for references,
-so both make the same calls.
+A :class:`StepsPlan` says how to feed a program. :class:`hil.core.stepped_program.SteppedProgram` runs it.
 """
 
 from __future__ import annotations
 
 import bisect
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from hil.core.clock import now_ns
-from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits, shape_text
-from hil.errors import RunFailed, UsageError
+from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits
+from hil.errors import UsageError
 
 # Inputs of a stepped program, before the program's constant inputs.
 PROMPT, FORCED, OTHER_PROMPT = INPUTS = ("prompt", "forced", "other_prompt")
@@ -32,11 +28,7 @@ TURN_END = -1
 MAX_CALLS = 50_000
 # Maximum number of functions for prompts.
 MAX_PROMPT_FUNCTIONS = 64
-# Maximum number of elements in an empty cache tensor.
-_MAX_EMPTY = 1 << 40
 _SEQUENCES = ("rules", "feedback", "shapes", "stop", "prompts")
-# Token of the padding in a call for a fixed number of tokens.
-_PADDING = 0
 # A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
 _MASKED = -3.4028234663852886e38
 # Names of states of recurrent layers, which have no positions: convolutions, state space models, linear attention.
@@ -162,50 +154,6 @@ class StepsPlan:
                 raise UsageError(f"invalid steps: the outputs {one.outputs} of function {one.name!r}")
 
 
-class DecoderProgram(Protocol):
-    """Program that a plan can run. :class:`hil.agent.runtimes.Program` documents the methods."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    function: str
-
-    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run once with arrays, or with values that an earlier step returned. Return values of the runtime."""
-
-    def to_array(self, place: int, value: Any) -> Array:
-        """Convert a value that a step returned for output ``place``."""
-
-
-class _PromptProgram:
-    """Function for a prompt, with the inputs and outputs of the main function. Missing outputs are None.
-
-    Raises UsageError if the function does not fit.
-    """
-
-    def __init__(self, function: PromptFunction, opened: DecoderProgram, main: DecoderProgram) -> None:
-        used = sorted(place for place in function.inputs if place >= 0)
-        if used != list(range(len(opened.inputs))) or max(function.outputs) >= len(opened.outputs):
-            raise UsageError(
-                f"invalid steps: function {function.name!r} has {len(opened.inputs)} inputs and {len(opened.outputs)} "
-                f"outputs, the steps have {function.inputs} and {function.outputs}"
-            )
-        pairs = zip(function.inputs, main.inputs, strict=True)
-        self.inputs = tuple(opened.inputs[place] if place >= 0 else spec for place, spec in pairs)
-        self.outputs = main.outputs
-        self.function = function.name
-        self._opened, self._places = opened, function
-
-    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run the function once."""
-        given = {place: value for place, value in zip(self._places.inputs, inputs, strict=True) if place >= 0}
-        made = self._opened.step([given[place] for place in range(len(given))])
-        return [made[place] if place >= 0 else None for place in self._places.outputs]
-
-    def to_array(self, place: int, value: Any) -> Array:
-        """Convert a value that a step returned."""
-        return self._opened.to_array(self._places.outputs[place], value)
-
-
 @dataclass
 class StepCall:
     """A call of the program: number of tokens, and its time on the board's clock in nanoseconds."""
@@ -213,219 +161,6 @@ class StepCall:
     tokens: int
     start_ns: int
     end_ns: int
-
-
-class SteppedProgram:
-    """Program that runs a prompt and then one token per step.
-
-    Inputs: the prompt (int64 [P]), forced tokens (int64 [F]), another prompt (int64 [Q], may be empty), and the
-    program's constant inputs. Each step takes the next forced token, or without forced tokens the token with the
-    largest logit (the lowest one of equals).
-
-    A conversation has several turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
-    its prompt and its steps after the tokens of the earlier turns.
-
-    Outputs: logits [rows, vocabulary], the position of each row (int64 [rows]), tokens (int64 [calls after the prompt
-    + 1] per turn: the token with the largest logit after the prompt and after each step), and the cache after the last
-    step.
-
-    The other prompt runs before every run except the first, outside the timed section. A program whose cache depends
-    on earlier prompts then returns different outputs.
-    """
-
-    def __init__(self, program: Any, plan: StepsPlan) -> None:
-        plan.check(len(program.inputs), len(program.outputs))
-        self._program = as_step_program(program)
-        self._plan = plan
-        self._check_cache(self._program)
-        self.function: str = program.function
-        driven = {place for place, _ in (*plan.rules, *plan.feedback)}
-        self._constant = [place for place in range(len(program.inputs)) if place not in driven]
-        self._fixed_size = _fixed_size(program.inputs[plan.tokens])
-        self._prompts = self._open_prompts()
-        # In a growing cache, padding stays before later entries. It also advances a state.
-        axes = plan.find_axes(program.inputs)
-        self._can_pad = plan.bound > 0 and all(
-            axis is not None and shape[axis] == plan.bound for axis, shape in zip(axes, plan.shapes, strict=True)
-        )
-        # Number of entries in the cache before those of the prompt.
-        self._kept = 0
-        ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
-        self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
-        self.outputs = stepped_outputs(program.outputs, plan)
-        self._turns: list[list[int]] = []
-        self._forced: list[list[int]] | None = None
-        # Maximum number of tokens that a run puts into the cache.
-        self._total = 0
-        self._other: list[int] = []
-        self._given: dict[int, Array] = {}
-        self._has_run = False
-        self._cache: dict[int, Any] = {}
-        self._logits: list[tuple[int, Array]] = []
-        self._picked: list[int] = []
-        self._step = 0
-        self.calls: list[StepCall] = []
-        # Called before each call with its first position, and the number of the step (0 in a prompt).
-        self.note_call: Callable[[int, int], None] = lambda position, step: None
-
-    def _check_cache(self, program: DecoderProgram) -> None:
-        """Raise UsageError if a function does not take the empty cache."""
-        for (place, _), shape in zip(self._plan.feedback, self._plan.shapes, strict=True):
-            spec, dtype = program.inputs[place], self._program.inputs[place].dtype
-            if not spec.accepts(dtype, shape) or math.prod(shape) > _MAX_EMPTY or min(shape, default=0) < 0:
-                raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
-
-    def _open_prompts(self) -> list[tuple[int, DecoderProgram]]:
-        """Return the functions for prompts with their numbers of tokens; 0 is any. Raises UsageError."""
-        found: list[tuple[int, DecoderProgram]] = []
-        for function in self._plan.prompts:
-            make = getattr(self._program, "open_function", None)
-            if make is None:
-                raise UsageError(f"this runtime cannot run function {function.name!r} on the prompt")
-            opened = _PromptProgram(function, as_step_program(make(function.name)), self._program)
-            self._check_cache(opened)
-            tokens = opened.inputs[self._plan.tokens].shape
-            size = tokens[-1] if tokens else 1
-            found.append((size if isinstance(size, int) else 0, opened))
-        return found
-
-    def bind(self, inputs: Sequence[Array]) -> None:
-        """Set the prompts and the constant inputs."""
-        prompt, forced, other, *constant = inputs
-        self._turns, self._other = split_turns(prompt), [int(one) for one in other]
-        self._forced = split_turns(forced) if forced.size else None
-        self._given = dict(zip(self._constant, constant, strict=True))
-        if not all(self._turns):
-            raise UsageError("the prompt is empty")
-        if self._forced is not None and len(self._forced) != len(self._turns):
-            raise UsageError(f"forced tokens for {len(self._forced)} turns, the prompt has {len(self._turns)}")
-        self._total = sum(map(len, self._turns)) + sum(map(self._count_steps, range(len(self._turns))))
-        if self._plan.bound and max(self._total, len(self._other)) > self._plan.bound:
-            raise UsageError(f"{self._total} tokens exceed the cache of {self._plan.bound} tokens")
-        self._has_run = False
-
-    def renew(self) -> None:
-        """Prepare a run: restore the program's state before the first run, and run the other prompt before others."""
-        if not self._has_run:
-            getattr(self._program, "renew", lambda: None)()
-            self._prompts = self._open_prompts()  # a renewed program may have replaced its state
-        elif self._other:
-            self._start()
-            self._run_prompt(self._other, 0)
-
-    def run(self) -> None:
-        """Run the prompt and the steps."""
-        self._has_run = True
-        self._start()
-        position = 0
-        for number, turn in enumerate(self._turns):
-            self._picked += [TURN_END] * bool(number)
-            token = self._run_prompt(turn, position)
-            position += len(turn)
-            self._picked.append(token)
-            for step in range(self._count_steps(number)):
-                if self._forced is not None:
-                    token = self._forced[number][step]
-                elif token in self._plan.stop:
-                    break
-                self._step += 1
-                token = self._call(self._program, [token], position, self._step)
-                position += 1
-                self._picked.append(token)
-
-    def fetch(self) -> list[Array]:
-        """Return the outputs of the last run."""
-        rows = [row for _, logits in self._logits for row in logits]
-        positions = [first + number for first, logits in self._logits for number in range(len(logits))]
-        cache = [self._program.to_array(output, self._cache[output]) for _, output in self._plan.feedback]
-        return [np.stack(rows), np.array(positions, np.int64), np.array(self._picked, np.int64), *cache]
-
-    def placement(self) -> Any:
-        """Return the placement of the program, or None if unknown."""
-        return getattr(self._program, "placement", lambda: None)()
-
-    def _count_steps(self, turn: int) -> int:
-        """Return the maximum number of steps of a turn."""
-        return self._plan.steps if self._forced is None else min(self._plan.steps, len(self._forced[turn]))
-
-    def _start(self) -> None:
-        """Prepare the first call of a prompt."""
-        self.calls, self._logits, self._picked, self._step = [], [], [], 0
-        self._cache = self.start_cache()
-
-    def _run_prompt(self, prompt: Sequence[int], position: int) -> int:
-        """Run a prompt, the first token at ``position``. Return the next token."""
-        token = 0
-        for begin, end, program, padding in self._split_prompt(len(prompt), position):
-            token = self._call(program, prompt[begin:end], position + begin, 0, padding)
-        return token
-
-    def _split_prompt(self, total: int, position: int) -> Iterator[tuple[int, int, DecoderProgram, int]]:
-        """Yield the calls of a prompt at ``position``: first token, end, function, and number of tokens to add.
-
-        As in LiteRT-LM, functions for prompts take all tokens but the last. Each call has as many tokens as the largest
-        function takes, and the last of these calls uses the smallest function that takes the rest. If a call cannot
-        have padding, single tokens take the rest.
-        """
-        begin, most = 0, self._plan.chunk or total
-        while self._prompts and begin < total - 1:
-            left = min(total - 1 - begin, most)
-            # A call beyond the cache would overwrite earlier entries.
-            room = self._plan.bound - self._kept - position - begin if self._can_pad else left
-            sized = [(size or left, program) for size, program in self._prompts]
-            fitting = [(1, self._program), *((size, program) for size, program in sized if size <= room)]
-            size, program = min(fitting, key=lambda one: (one[0] < left, abs(one[0] - left)))
-            count = min(size, left)
-            yield begin, begin + count, program, size - count
-            begin += count
-        for first, end in _chunks(total - begin, self._fixed_size or self._plan.chunk):
-            yield begin + first, begin + end, self._program, 0
-
-    def start_cache(self) -> dict[int, Any]:
-        """Return the cache before the first call of a prompt: output -> content."""
-        return dict(make_empty_cache(self._program.inputs, self._plan))
-
-    def _call(self, program: DecoderProgram, tokens: Sequence[int], position: int, step: int, padding: int = 0) -> int:
-        """Run the program, or its function for prompts. Return the token with the largest logit, 0 without logits.
-
-        Args:
-            padding: Number of tokens to add. Their cache entries are hidden until the next calls overwrite them.
-        """
-        feeds = self.make_feeds(program, [*tokens, *[_PADDING] * padding], position)
-        self.note_call(position, step)
-        start = now_ns()
-        values = self.run_step(program, feeds, len(tokens), position)
-        made = values[self._plan.logits]
-        logits = None if made is None else program.to_array(self._plan.logits, made)
-        end = now_ns()
-        if len(self.calls) < MAX_CALLS:
-            self.calls.append(StepCall(len(tokens), start, end))
-        self._cache = {output: values[output] for _, output in self._plan.feedback}
-        if logits is None:
-            return 0
-        # The runtime may reuse the memory of the values in the next call.
-        rows = np.array(logits).reshape(-1, logits.shape[-1] if logits.ndim else 1)
-        if len(rows) not in (1, len(tokens) + padding):
-            raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens) + padding} tokens")
-        if padding:
-            rows = rows[: len(tokens)] if len(rows) > 1 else rows[:0]  # a single row is that of the padding
-        self._logits.append((position + len(tokens) - len(rows), rows))
-        return self.pick_token(rows[-1], position + len(tokens)) if len(rows) else 0
-
-    def run_step(self, program: DecoderProgram, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
-        """Run a function for ``count`` new tokens. Return its outputs as values of the runtime."""
-        return program.step(feeds)
-
-    def pick_token(self, row: Array, position: int) -> int:
-        """Return the token for a position: the lowest one of those with the largest logit."""
-        return int(np.argmax(row))
-
-    def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
-        """Return a function's inputs for new tokens, the first one at ``position``."""
-        given: dict[int, Any] = {**self._given, **make_rule_inputs(program.inputs, self._plan, tokens, position)}
-        for place, output in self._plan.feedback:
-            given[place] = self._cache[output]
-        return [given[place] for place in range(len(self._program.inputs))]
 
 
 def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) -> int | None:
@@ -502,34 +237,6 @@ class TokenPlaces:
         return place + 1 if self.steps[place : place + 1] == (position,) else 0
 
 
-class BoundSteps:
-    """Steps of a program that only has ``bind``, ``run`` and ``fetch``: the cache is copied in every step."""
-
-    def __init__(self, program: Any) -> None:
-        self._program = program
-        self.inputs: tuple[TensorSpec, ...] = program.inputs
-        self.outputs: tuple[TensorSpec, ...] = program.outputs
-        self.function: str = program.function
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._program, name)
-
-    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run once."""
-        self._program.bind(list(inputs))
-        self._program.run()
-        return [np.array(array) for array in self._program.fetch()]
-
-    def to_array(self, place: int, value: Any) -> Array:
-        """Return the value, which is an array."""
-        return np.asarray(value)
-
-
-def as_step_program(program: Any) -> DecoderProgram:
-    """Return a loaded program as one that a plan can run."""
-    return program if hasattr(program, "step") else BoundSteps(program)
-
-
 def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
     """Return the outputs of the stepped form of a program with these outputs."""
     logits = outputs[plan.logits]
@@ -545,25 +252,6 @@ def _number(value: Any) -> int:
     if type(value) is not int:
         raise ValueError(f"expected a whole number, got {value!r:.40}")
     return value
-
-
-def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    size = size or total
-    for begin in range(0, total, size):
-        yield begin, min(begin + size, total)
-
-
-def _fixed_size(spec: TensorSpec) -> int:
-    """Return the number of tokens that the program takes per call, or 0 if any. Raises UsageError above 1."""
-    size = spec.shape[-1] if spec.shape else 1
-    if not isinstance(size, int):
-        return 0
-    if size != 1:
-        raise UsageError(
-            f"input {spec} takes {size} tokens per call, expected 1 or any number",
-            hint="export the program with a dynamic number of tokens, or one token per call",
-        )
-    return 1
 
 
 def _shaped(spec: TensorSpec, array: Array) -> Array:

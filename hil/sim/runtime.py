@@ -24,7 +24,8 @@ from hil.core.files import digest_file
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
-from hil.core.steps import StepsPlan, as_step_program
+from hil.core.stepped_program import as_step_program
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.steps import DecoderProgram, SteppedProgram, StepRule, StepsPlan
+from hil.core.stepped_program import DecoderProgram, SteppedProgram
+from hil.core.steps import StepRule, StepsPlan
 from hil.core.tensors import Array
 from hil.errors import UsageError
 from hil.sim.faults import Fault

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.steps import INPUTS, SteppedProgram, StepRule, StepsPlan
+from hil.core.stepped_program import SteppedProgram
+from hil.core.steps import INPUTS, StepRule, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 
 VOCABULARY = 7

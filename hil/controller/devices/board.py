@@ -390,7 +390,8 @@ class LoadedProgram:
 
         Args:
             names: Output names that replace the names of the program, for compilers that drop them.
-            steps: Run the stepped form of the program (:class:`hil.core.steps.SteppedProgram`), with its inputs.
+            steps: Run the stepped form of the program, with its inputs
+                (:class:`hil.core.stepped_program.SteppedProgram`).
 
         Raises:
             UsageError: The program does not take these inputs.

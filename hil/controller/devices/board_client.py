@@ -177,7 +177,7 @@ class BoardClient(Protocol):
         """Run a program and fetch the last outputs.
 
         Args:
-            steps: Run the stepped form of the program (:class:`hil.core.steps.SteppedProgram`).
+            steps: Run the stepped form of the program (:class:`hil.core.stepped_program.SteppedProgram`).
             state: Whether to return the changing fields of Describe.
             most_bytes: Maximum total size of the outputs; None if unknown.
 

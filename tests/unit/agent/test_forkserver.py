@@ -12,7 +12,8 @@ from support.step_programs import SummingProgram, logits_of, plan_of
 
 from hil.agent.forkserver import _ForkedWorker
 from hil.agent.ipc import Arena, lay_out
-from hil.core.steps import SteppedProgram, StepsPlan
+from hil.core.stepped_program import SteppedProgram
+from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec, from_bytes
 from hil.errors import RunFailed, UsageError
 

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.step_programs import VOCABULARY, SummingProgram, logits_of, plan_of
 
-from hil.core import steps
+from hil.core import stepped_program, steps
+from hil.core.stepped_program import BoundSteps, SteppedProgram
 from hil.core.steps import (
     MAX_PROMPT_FUNCTIONS,
     MAX_STEPS,
     TURN_END,
-    BoundSteps,
     PromptFunction,
-    SteppedProgram,
     StepRule,
     StepsPlan,
     TokenPlaces,
@@ -311,7 +310,7 @@ def test_stepped_program_passes_constant_inputs():
 
 
 def test_stepped_program_limits_recorded_calls(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "MAX_CALLS", 3)
+    monkeypatch.setattr(stepped_program, "MAX_CALLS", 3)
     program = SummingProgram()
     stepped = SteppedProgram(program, plan_of(program, 6))
     stepped.bind([ids(PROMPT), ids(NONE), ids(NONE)])

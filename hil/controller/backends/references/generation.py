@@ -57,7 +57,7 @@ def run_generation(
         dims=dict(model.dims),
         inputs=digest_of_samples([inputs]),
         plan=plan.to_json(),
-        code=[own_code(), code_digest("core/steps.py")],
+        code=[own_code(), code_digest("core/steps.py", "core/stepped_program.py")],
     )
 
     def make(folder: Path) -> None:

@@ -22,7 +22,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Model, Outcome, RunResult
-from hil.core.steps import TURN_END, SteppedProgram, StepRule, StepsPlan
+from hil.core.stepped_program import SteppedProgram
+from hil.core.steps import TURN_END, StepRule, StepsPlan
 from hil.core.tensors import TensorSpec
 from hil.errors import ProtocolBroken, ReferenceFailed, RunFailed, UsageError
 

@@ -26,7 +26,8 @@ from hil.controller.models.importers.onnx_nodes import all_graphs, nodes_of
 from hil.controller.storage.screen.texts import foreign_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.arithmetic import FLOAT32
-from hil.core.steps import INPUTS, SteppedProgram, StepsPlan
+from hil.core.stepped_program import SteppedProgram
+from hil.core.steps import INPUTS, StepsPlan
 from hil.core.tensors import Array, dtype_of
 from hil.errors import ReferenceFailed
 from hil.formats.onnx_functions import inline_functions
