@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.contexts import context_without_workers
 from support.step_programs import SummingProgram, logits_of, save_summing_model
 
 from hil.compare.generation import GenerationVerdict
@@ -18,8 +19,6 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation, check_generation
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.run_context import RunContext
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Model, Outcome, RunResult
 from hil.core.stepped_program import SteppedProgram
@@ -48,7 +47,7 @@ def begin(folder: Path, prompt: str = "free", spec: str = SPEC, **options: Any) 
     path = folder / "m.onnx"
     model = Model("m", "onnx", path, {"m.onnx": path}, "digest", inputs=inputs, outputs=outputs)
     settings = Options(generate=folder / "spec.toml", prompt=prompt, **options)
-    context = RunContext(Cache(folder / "cache"), None)  # type: ignore[arg-type]
+    context = context_without_workers(folder / "cache")
     return begin_generation(Case("m", path, settings, folder, model=model), context)
 
 
@@ -248,7 +247,8 @@ def test_make_reference_keeps_bound_of_roles(
         "r", "onnx", tmp_path, {}, "", inputs=inputs, outputs=(*outputs, replace(cache, name="present.0.key"))
     )
     spec = GenerateSpec(prompt=[Prompt(tokens=[1])], roles=Roles(bound=bound))
-    decoder = generation._make_reference(model, spec, Options(), None).decoder  # type: ignore[arg-type]
+    context = context_without_workers(tmp_path)
+    decoder = generation._make_reference(model, spec, Options(), context).decoder
     assert (decoder.plan.bound, decoder.cache[0].axis) == expected
 
 
@@ -270,6 +270,6 @@ def test_judge_repetition_keeps_verdict_of_first_run(tmp_path: Path):
     reference = RunResult("reference", {})
     case = replace(case, generation=judged, references=(reference,), outcome=Outcome.PASS)
     case = replace(case, result=replace(case.result, repetition=repetition))
-    found = Runner(RunContext(Cache(tmp_path), None)).judge_repetition(case)  # type: ignore[arg-type]
+    found = Runner(context_without_workers(tmp_path)).judge_repetition(case)
     assert (found.outcome, found.error) == (Outcome.UNSTABLE, None)
     assert "the same prompt after another prompt returned other logits" in found.reason

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.contexts import context_without_workers
 from support.models import DIGITS
 
 from hil.compare.generation import GenerationVerdict
@@ -17,8 +18,6 @@ from hil.controller.cli.screen import Screen
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job, Options
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome, RunResult
 from hil.errors import UsageError
 
@@ -84,7 +83,7 @@ def test_bench_names_cases_of_similar_prompts(tmp_path: Path, monkeypatch: pytes
     spec = tmp_path / "spec.toml"
     spec.write_text("\n".join(f"[[prompt]]\nname = {name!r}\ntokens = [1]" for name in ("a b", "a/b", "a_b")))
     bench = BenchJob(Job(models=(MODEL,), generate=spec, out=tmp_path))
-    run = _BenchRun(bench, RunContext(Cache(tmp_path), None), Screen(quiet=True))  # type: ignore[arg-type]
+    run = _BenchRun(bench, context_without_workers(tmp_path), Screen(quiet=True))
     run._import_cases(None)
     assert [case.name for case in run.cases] == [f"digits_cnn-a_b{end}" for end in ("", "-2", "-3")]
 

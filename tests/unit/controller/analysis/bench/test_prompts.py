@@ -41,7 +41,8 @@ def make_side(label: str, prompt: str, prefill: int, step: int) -> BenchSide:
     options: Any = Options(prompt=prompt)
     case = Case(label, Path("a"), options, Path(), inputs=inputs, result=result, decoder=Decoder(PLAN, (), ()))
     batches = [make_batch(label, number, prefill, step) for number in range(ROUNDS)]
-    return BenchSide(label, case, None, batches=batches)  # type: ignore[arg-type]
+    board: Any = None
+    return BenchSide(label, case, board, batches=batches)
 
 
 def test_compare_prompts_separates_prefill_from_steps():
@@ -87,7 +88,8 @@ def test_measure_rejects_outputs_that_do_not_fit():
     specs = (TensorSpec("logits", "float32", (1, "n", 7)), TensorSpec("present", "float32", (1, "n", 4)))
     model = Model("m", "onnx", Path("m"), {}, "", inputs=(), outputs=specs)
     side = make_side("A", "short", 1000, 100)
-    side.board = BrokenBoard()  # type: ignore[assignment]
+    broken: Any = BrokenBoard()
+    side.board = broken
     side.case = replace(side.case, model=model, artifact=Artifact("sim", "m", {}, {}, "main", "none"))
     with pytest.raises(ProtocolBroken, match="the board returned no valid output logits"):
         measure([side], BenchJob(Job(), iterations=1), lambda *_: None, random.Random(1))

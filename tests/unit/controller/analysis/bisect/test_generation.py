@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.contexts import context_without_workers
 from support.step_programs import logits_of, save_summing_model
 
 from hil.compare.generation import FaultKind, GenerationFault, GenerationVerdict
@@ -18,8 +19,6 @@ from hil.controller.models.importers.onnx import spec_of_value
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model, Outcome
 from hil.core.steps import OUTPUTS
 
@@ -42,7 +41,7 @@ class FakeRunner:
     def __init__(self, folder: Path, verdicts: dict[str, GenerationVerdict]) -> None:
         import onnx
 
-        self.context = RunContext(Cache(folder / "cache"), None)  # type: ignore[arg-type]
+        self.context = context_without_workers(folder / "cache")
         self.verdicts = verdicts
         path = save_summing_model(folder / "m.onnx")
         graph = onnx.load(path).graph
@@ -69,9 +68,10 @@ def find_call(
     """Return the first position of the call to bisect, and its description."""
     monkeypatch.setattr(generation, "make_call_inputs", lambda case, call, context, log: call.begin)
     (folder / "spec.toml").write_text(SPEC)
-    runner, nothing = FakeRunner(folder, verdicts), SimpleNamespace()
+    runner: Any = FakeRunner(folder, verdicts)
+    nothing: Any = SimpleNamespace()
     chosen = Options(generate=folder / "spec.toml", **options)
-    return find_wrong_call(runner.model.path, chosen, folder, runner, nothing, nothing, ())  # type: ignore[arg-type]
+    return find_wrong_call(runner.model.path, chosen, folder, runner, nothing, nothing, ())
 
 
 def fail(reason: str, fault: GenerationFault | None = None, outcome: Outcome = Outcome.FAIL) -> GenerationVerdict:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from onnx import TensorProto, helper
+from support.contexts import context_without_workers
 from support.models import save_model
 from support.tflite_decoder import save_tflite_decoder
 
@@ -78,14 +79,14 @@ def test_decoder_with_several_functions_has_case_per_prompt(tmp_path: Path, isol
     assert case.make(tmp_path).path == model and case.content and case.file is not None
 
 
-def test_sizes_of_decoder_with_several_functions(monkeypatch: pytest.MonkeyPatch):
+def test_sizes_of_decoder_with_several_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def import_model(path: Path, *, function: str, dims: Any, **_: Any) -> Model:
         if function != "decode":
             raise UsageError("several functions", option="--function")
         return Model("m", "tflite", path, {}, "digest", inputs=(TensorSpec("x", "float32", ("batch",)),))
 
     monkeypatch.setattr(functions, "import_model", import_model)
-    assert symbols_of(Path("m.tflite"), RunContext(Cache(), None)) == {"batch"}  # type: ignore[arg-type]
+    assert symbols_of(Path("m.tflite"), context_without_workers(tmp_path)) == {"batch"}
 
 
 def test_invalid_specification_is_case_with_error(spec: Path, isolated: Isolated):
