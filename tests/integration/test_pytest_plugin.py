@@ -17,8 +17,8 @@ from hil.controller.workloads.suites.store import SuiteRun
 
 
 @pytest.fixture
-def project(tmp_path: Path, environment: dict[str, str]) -> Project:
-    return Project(tmp_path / "project", environment)
+def project(tmp_path: Path, sharing_environment: dict[str, str]) -> Project:
+    return Project(tmp_path / "project", sharing_environment)
 
 
 @pytest.fixture

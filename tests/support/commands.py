@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from hil.controller.storage.cache import default_root
 from hil.errors import EXIT_INTERNAL
 from support.agents import start_process, stop_process
+from support.kept import keeping_simulators
 from support.models import save_model
 
 
@@ -69,13 +70,34 @@ def environment(shared_cache: Path, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
 
 
+@pytest.fixture(scope="session")
+def simulators_folder() -> Iterator[str]:
+    """Directory of simulators that commands of several tests share. A start takes longer than a small run."""
+    environment = dict(os.environ)
+    with keeping_simulators(environment):
+        yield environment["TMPDIR"]
+
+
 @pytest.fixture
-def hil(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Ended]:
+def sharing_environment(environment: dict[str, str], simulators_folder: str) -> dict[str, str]:
+    """Return an environment whose commands share simulators with other tests."""
+    shared = {**environment, "TMPDIR": simulators_folder}
+    del shared["HIL_SIMULATOR"]
+    return shared
+
+
+@pytest.fixture
+def hil(tmp_path: Path, environment: dict[str, str], sharing_environment: dict[str, str]) -> Callable[..., Ended]:
     """Runs `hil ARGS...` in an empty folder."""
+    unchanged = dict(environment)
 
     def call(*args: object, cwd: Path = tmp_path) -> Ended:
-        command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, args)]
-        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+        words = [*map(str, args)]
+        # Each other environment and board config would leave an idle simulator.
+        shares = environment == unchanged and "--board" not in words
+        command = [sys.executable, "-m", "hil.controller.cli.main", *words]
+        chosen = sharing_environment if shares else environment
+        done = subprocess.run(command, cwd=cwd, env=chosen, capture_output=True, text=True, timeout=240)
         assert done.returncode != EXIT_INTERNAL and "Traceback" not in done.stderr, done.stderr
         return Ended(done.returncode, done.stdout, done.stderr)
 
