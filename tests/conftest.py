@@ -55,6 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = ""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip integration modules without a daily test if only daily tests run: importing all modules takes seconds."""
+    if "daily" not in config.option.markexpr or not collection_path.is_relative_to(INTEGRATION):
+        return None
+    is_other = collection_path.name.startswith("test_") and "daily" not in collection_path.read_text()
+    return True if is_other else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(INTEGRATION):

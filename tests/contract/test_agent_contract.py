@@ -81,6 +81,7 @@ def test_agent_generates_forced_tokens(client, decoder):
     assert all(call.start_ns <= call.end_ns for call in result.calls)
 
 
+@pytest.mark.ci
 def test_agent_generates_tokens_with_largest_logits(client, decoder):
     model, plan = decoder
     model.push(client)
@@ -144,6 +145,7 @@ def test_agent_rejects_blob_with_wrong_digest(client, tmp_path):
     assert client.missing([wrong]) == {wrong: 0}
 
 
+@pytest.mark.ci
 def test_agent_streams_large_tensors_both_ways(client, tmp_path):
     import onnx
     from onnx import TensorProto, helper
@@ -163,6 +165,7 @@ def test_agent_streams_large_tensors_both_ways(client, tmp_path):
             np.testing.assert_array_equal(target, -x)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
@@ -234,6 +237,7 @@ def test_agent_gives_free_board_to_waiting_client(connect, client):
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.ci
 def test_agent_higher_fence_takes_board_over(connect, client, add):
     add.push(client)
     loaded = add.load(client)
@@ -250,6 +254,7 @@ def test_agent_higher_fence_takes_board_over(connect, client, add):
     add.load(newer)
 
 
+@pytest.mark.ci
 def test_agent_ends_queued_calls_with_session(connect, client, add):
     add.push(client)
     loaded = add.load(client)
@@ -282,6 +287,7 @@ def test_agent_ends_uploads_with_session(connect, client):
     assert type(wire_errors.from_bytes(caught.value.error)) is errors.SessionEnded
 
 
+@pytest.mark.ci
 def test_agent_allows_highest_fence_in_sequence_only(connect, client):
     fence = client.describe().fence
     again = connect()
@@ -298,6 +304,7 @@ def held(client, ttl_s):
     return call
 
 
+@pytest.mark.ci
 def test_agent_ends_session_without_keepalives(connect):
     silent = connect()
     replies = list(held(silent, 0.5))
@@ -379,6 +386,7 @@ def test_agent_streams_counters_before_cancel(client, add):
     client.unload(loaded.program_id)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("period_s", [0.02, 60])
 def test_agent_ends_counters_with_session(connect, client, period_s):
     watching = client.counters(period_s)

@@ -99,6 +99,7 @@ def broken(folder: Path) -> Artifact:
     return Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "-")
 
 
+@pytest.mark.ci
 def test_board_client_has_capabilities_of_link_kind(board, capabilities):
     assert board.client.has_session == capabilities.sessions
     assert bool(board.client.pings(1)) == capabilities.clock
@@ -222,6 +223,7 @@ def test_board_profile_of_failing_program_raises_run_error(load):
         program.profile({"n": np.array(3, np.int32)})
 
 
+@pytest.mark.ci
 def test_board_profile_times_out(load):
     with load("hangs") as program, pytest.raises(errors.StageTimeout):
         program.profile({"n": np.array(1, np.int32)}, timeout=2)
@@ -263,6 +265,7 @@ def test_board_reports_program_failure_as_run_error(load):
         assert int(next(iter(result.outputs.values()))) == 3
 
 
+@pytest.mark.ci
 def test_board_run_times_out_and_next_program_runs(load):
     with load("hangs") as program, pytest.raises(errors.StageTimeout):
         program.run({"n": np.array(1, np.int32)}, timeout=2)

@@ -352,6 +352,7 @@ def test_cancel_ends_calls_of_given_session(calls, session):
         call.receive()
 
 
+@pytest.mark.ci
 def test_call_ends_with_session(calls, sessions, session):
     call = calls.begin("Put", session.token)
     call.send(START)

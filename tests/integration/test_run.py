@@ -112,14 +112,13 @@ def test_expected_output_mismatch_or_nan_fails(hil, simulator, doubling, tmp_pat
     assert (ended.code, ended.case["outcome"]) == (1, "FAIL")
 
 
-@pytest.mark.daily
 @pytest.mark.parametrize(
     ("fault", "outcome", "code", "stage"),
     [
-        ("crash", "RUN_CRASH", 3, "run"),
+        pytest.param("crash", "RUN_CRASH", 3, "run", marks=pytest.mark.daily),
         ("crash:at=load", "RUN_CRASH", 3, "load"),
         ("hang", "TIMEOUT", 3, "run"),
-        ("corrupt", "FAIL", 1, "compare"),
+        pytest.param("corrupt", "FAIL", 1, "compare", marks=pytest.mark.daily),
         ("drop", "PASS", 0, "compare"),
         ("slow", "PASS", 0, "compare"),
         ("kill-agent", "BOARD_LOST", 4, "run"),

@@ -79,6 +79,7 @@ def test_fork_server_matches_concurrent_requests_to_workers(server: ForkServer):
         assert exited.wait(30), "the worker whose channel was closed is another one"
 
 
+@pytest.mark.ci
 def test_fork_server_discards_late_reply(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
     stopped = server._process
     assert isinstance(stopped, subprocess.Popen)
@@ -96,6 +97,7 @@ def test_fork_server_discards_late_reply(server: ForkServer, monkeypatch: pytest
     assert exited.wait(30)
 
 
+@pytest.mark.ci
 def test_fork_server_reports_worker_exit_before_registration(server: ForkServer):
     # As if both messages had arrived before the requesting thread could continue.
     server._news.pids.append(7)
@@ -112,6 +114,7 @@ def test_fork_server_reports_process_start_failure(monkeypatch: pytest.MonkeyPat
     assert "No such file" in ForkServer("test_forks:Runtime").start()["error"]
 
 
+@pytest.mark.ci
 def test_fork_server_rest_ends_workers_and_restarts_on_demand(server):
     pid, channel, _ = fork(server)
     server.rest()
@@ -144,6 +147,7 @@ def test_fork_server_reports_import_error_of_light_runtime():
     assert "no_such_module" in ForkServer("no_such_module:Runtime", light=True).describe()["error"]
 
 
+@pytest.mark.ci
 def test_fork_server_first_worker_waits_for_library_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(forks, "_FORK_S", 0.01)
@@ -198,6 +202,7 @@ def use_one_forked_ahead() -> None:
     raise AssertionError("one that was never needed is ended too")
 
 
+@pytest.mark.ci
 def test_fork_server_forked_ahead_serves_workers():
     code = "import test_forks; test_forks.use_one_forked_ahead()"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])

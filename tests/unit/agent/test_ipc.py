@@ -39,6 +39,7 @@ def test_channel_delivers_messages_whole_and_in_order(ends: tuple[Channel, socke
         channel.receive(60)
 
 
+@pytest.mark.ci
 def test_channel_receive_timeout_covers_whole_message(ends: tuple[Channel, socket.socket]):
     channel, theirs = ends
     over = threading.Event()

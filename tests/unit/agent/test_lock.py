@@ -31,6 +31,7 @@ def test_store_lock_rejects_unusable_directory(tmp_path):
             StoreLock(place)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("module", ["hil.agent", "hil.sim"])
 def test_agent_refuses_locked_store_and_reuses_store_after_kill(tmp_path, module):
     store = tmp_path / "store"

@@ -107,6 +107,7 @@ def test_agent_requires_token_and_tls_from_clients(tmp_path, pki):
         agent.stop()
 
 
+@pytest.mark.ci
 def test_agent_with_mutual_tls_requires_client_certificate(tmp_path, pki):
     tls = {"tls_key": pki / "server.key", "tls_cert": pki / "server.pem", "tls_client_ca": pki / "ca.pem"}
     agent = start(tmp_path, "127.0.0.1:0", token="secret", **tls)

@@ -461,6 +461,7 @@ def test_store_link_creates_subdirectories_without_conflicts(store):
             store.link_program([(name, digest) for name in names])
 
 
+@pytest.mark.ci
 def test_store_removes_deeply_nested_program_directories(store):
     digest = put(store, b"data")
     for restarted in (False, True):

@@ -53,6 +53,7 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+@pytest.mark.ci
 def test_verify_passes_correct_outputs(twice, capsys):
     code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, 6.000001]))
     assert code == 0
@@ -69,11 +70,13 @@ def test_verify_reports_position_of_wrong_value(twice, capsys):
     assert "1 of 3 cases passed" in out
 
 
+@pytest.mark.ci
 def test_verify_uses_tolerance_of_case(twice, capsys):
     assert call(capsys, twice([2, 4, 6.5], rtol=0.1))[0] == 0
     assert call(capsys, twice([2, 4, 6.5], rtol=0.01))[0] == 1
 
 
+@pytest.mark.ci
 def test_verify_uses_criteria_of_case(twice, capsys):
     assert call(capsys, twice([2, 4, 6.5], accept=("argmax",)))[0] == 0
     code, out, _ = call(capsys, twice([2, 4, 6.5], accept=("y: max_abs<=0.1",)))
@@ -90,6 +93,7 @@ def test_verify_json_contains_all_values(twice, capsys):
     assert document["cases"][0]["device_ns"] > 0
 
 
+@pytest.mark.ci
 def test_verify_continues_after_runtime_error(tmp_path, capsys):
     inputs = (VECTOR, TensorSpec("z", "float32", ("M",)))
     x = np.ones(3, F32)
@@ -99,6 +103,7 @@ def test_verify_continues_after_runtime_error(tmp_path, capsys):
     assert [line.split()[0] for line in out.splitlines() if "test/" in line] == ["PASS", "RUN_ERROR", "PASS"]
 
 
+@pytest.mark.ci
 def test_verify_runs_program_in_subdirectory(twice, tmp_path, capsys):
     path = twice([2, 4, 6])
     opened = Bundle.open(path)
@@ -185,6 +190,7 @@ def test_verify_bad_usage_exits_with_2_and_message(twice, tmp_path, monkeypatch,
     assert not as_json or json.loads(out)["exit_code"] == 2
 
 
+@pytest.mark.ci
 def test_verify_runs_only_trusted_bundles(twice, tmp_path, capsys):
     path = twice([2, 4, 6])
     key = Ed25519PrivateKey.generate()
@@ -199,6 +205,7 @@ def test_verify_runs_only_trusted_bundles(twice, tmp_path, capsys):
     assert (code, "not checked" in out) == (0, True)
 
 
+@pytest.mark.ci
 def test_verify_needs_only_agent_modules(twice):
     """The controller is not imported. `python -m hil.agent verify` runs the same code."""
     block = "import sys; sys.modules['hil.controller'] = None; sys.modules['click'] = None\n"

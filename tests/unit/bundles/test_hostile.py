@@ -52,11 +52,13 @@ def refused(data: bytes, folder: Path) -> str:
     return caught.value.message
 
 
+@pytest.mark.ci
 def test_bundle_open_detects_every_flipped_byte(small, tmp_path):
     for at in range(len(small)):
         refused(small[:at] + bytes([small[at] ^ 0x41]) + small[at + 1 :], tmp_path)
 
 
+@pytest.mark.ci
 def test_bundle_open_handles_flipped_manifest_with_valid_digest(small, tmp_path):
     path = tmp_path / "hostile.hilb"
     (size,) = struct.unpack_from("<Q", small, 24)
@@ -70,6 +72,7 @@ def test_bundle_open_handles_flipped_manifest_with_valid_digest(small, tmp_path)
         assert next(iter(opened.methods[0].cases[0].inputs.values())).shape == (3, 2)
 
 
+@pytest.mark.ci
 def test_bundle_open_rejects_truncated_file(small, tmp_path):
     for size in range(0, len(small), 3):
         refused(small[:size], tmp_path)

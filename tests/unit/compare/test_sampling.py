@@ -16,6 +16,7 @@ LARGE_OUTPUT[3, 77, 5, 2], LARGE_OUTPUT[7, 1, 60, 8] = 90, -90
 LARGE_OUTPUT[0, 0, 0, :2] = np.nan, np.inf
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("axes", [(), (3,), (1,), (2, 3), (0, 2)])
 def test_sample_contains_whole_rows_and_extremes(axes: tuple[int, ...]) -> None:
     sample = sample_of(LARGE_OUTPUT, axes)

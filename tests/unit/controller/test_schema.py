@@ -86,6 +86,7 @@ def test_run_output_matches_schema(call, folder, options, outcome):
         check_document(call("runs", "show", document["id"]), "run", "run")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [
@@ -153,6 +154,7 @@ def test_command_output_matches_schemas(call):
         check_document(call(*options), verb)
 
 
+@pytest.mark.ci
 def test_run_schema_rejects_unknown_keys(call):
     document = call("run", "twice.onnx", "--dim", "N=3", "--runtime", "onnxruntime")
     document["cases"][0]["surprise"] = 1

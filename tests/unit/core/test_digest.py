@@ -34,6 +34,7 @@ while time.monotonic() < end:
 """
 
 
+@pytest.mark.ci
 def test_digest_file_survives_concurrent_truncation(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()

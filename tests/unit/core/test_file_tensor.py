@@ -15,6 +15,7 @@ from hil.core.npy import open_npy
 from hil.errors import UsageError
 
 
+@pytest.mark.ci
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_file_tensor_reads_match_numpy(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -50,6 +50,7 @@ def test_read_etdump_accepts_size_prefix() -> None:
     assert read_etdump(memoryview(sized)) == read_etdump(memoryview(plain))
 
 
+@pytest.mark.ci
 def test_read_etdump_raises_damaged_for_damaged_files() -> None:
     whole = data("portable.etdp")
     for size in range(0, len(whole), 37):
@@ -94,6 +95,7 @@ def make_etdump(*events: tuple[str, int, int]) -> bytes:
     return bytes(builder.Output())
 
 
+@pytest.mark.ci
 def test_read_etdump_handles_many_runs_quickly() -> None:
     many = [(EXECUTE, 1, 2)] * 50_000 + [("add.out", 3, 4)] * 50_000
     events = read_etdump(memoryview(make_etdump(*many)))

@@ -133,6 +133,7 @@ def test_executorch_readers_reject_other_files(tmp_path: Path):
         read_cases(data("linear.pte"))
 
 
+@pytest.mark.ci
 def test_read_methods_rejects_small_file_with_huge_content():
     def shared(builder: Builder, table: int) -> int:
         builder.StartVector(4, 3000, 4)

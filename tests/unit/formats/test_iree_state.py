@@ -25,6 +25,7 @@ NUMBER = "util.global private mutable @n = {0} : {1}\nfunc.func @main(%y: {1}) -
 %n = util.global.load @n : {1} util.global.store %y, @n : {1} return %n : {1} }}"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "keeps"),
     [

@@ -22,6 +22,7 @@ def inside(*numbers: int, content: bytes) -> bytes:
     return content
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "data"),
     [

@@ -41,6 +41,7 @@ def test_listen_on_reports_port_in_use(capfd):
     assert capfd.readouterr().err == "", "gRPC's own words"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("module", "more"), [("hil.agent", []), ("hil.sim", []), ("hil.sim", ["--fault", "slow"])], ids=str
 )

@@ -117,6 +117,7 @@ def told(client: AgentClient, stage: str = "run") -> errors.HilError:
     return caught.value
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_agent_error_arrives_complete_for_any_length(agent, kind, size):

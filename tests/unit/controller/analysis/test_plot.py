@@ -110,12 +110,14 @@ def test_picture_accepts_every_numeric_dtype(dtype: str) -> None:
     assert picture.equal == 12 - picture.errors.sum() and picture.points.shape == (2, 12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex64", "int4"])
 def test_plot_draws_dtypes_unknown_to_matplotlib(dtype: str, tmp_path: Path) -> None:
     draw(tmp_path / "y.png", np.zeros((3, 4)).astype(dtype_of(dtype)), np.ones((3, 4)).astype(dtype_of(dtype)))
     assert_png(tmp_path / "y.png")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("actual", "reference"),
     [

@@ -11,6 +11,7 @@ LEAST = math.log1p(0.03)
 SERIES = st.lists(st.floats(-1e6, 1e6), max_size=60)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("count", [8, 12, 20, 50, 200, 1000])
 @pytest.mark.parametrize("kind", ["normal", "laplace"])
 def test_steps_are_rare_in_plain_noise(count, kind):

@@ -162,6 +162,7 @@ def test_measure_noise_covers_operators_with_integer_inputs(tmp_path, settings):
     assert 1e-7 < found < 1e-2
 
 
+@pytest.mark.ci
 def test_measure_noise_ignores_floor_of_whole_numbers(tmp_path, settings):
     nodes = [helper.make_node("Floor", ["x"], ["y"])]
     path = save_model(tmp_path / "floor.onnx", nodes, [("x", TensorProto.FLOAT, [8])], [("y", TensorProto.FLOAT, [8])])
@@ -171,6 +172,7 @@ def test_measure_noise_ignores_floor_of_whole_numbers(tmp_path, settings):
     assert measure_noise(model, inputs, result, **settings) == {}
 
 
+@pytest.mark.ci
 def test_measure_noise_skips_outputs_of_random_numbers(tmp_path, settings):
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["chance"]),
@@ -199,6 +201,7 @@ def test_measure_noise_caches_noise(tmp_path, settings):
     assert measure_noise(model, moved, result, **settings) == {}
 
 
+@pytest.mark.ci
 def test_measure_noise_does_not_cache_disturbed_measurement(tmp_path, settings, monkeypatch):
     cancelling(tmp_path / "m.onnx")
     model = import_model(tmp_path / "m.onnx", isolated=settings["isolated"])

@@ -57,6 +57,7 @@ def test_every_reference_computes_same_outputs(linear: Model, settings: dict[str
     assert result.provenance["reference"] == name and result.provenance["cached"] is False
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ALL)
 def test_results_are_cached_by_model_inputs_and_version(
     linear: Model, settings: dict[str, Any], name: str, save_onnx: Save
@@ -72,6 +73,7 @@ def test_results_are_cached_by_model_inputs_and_version(
     assert not run_reference(name, linear, {"x": x}, **{**settings, "recompute": True}).provenance["cached"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ALL)
 def test_references_propagate_nan_and_infinity(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
     path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], [("x", FLOAT, (3,))], [("y", FLOAT, (3,))])
@@ -80,6 +82,7 @@ def test_references_propagate_nan_and_infinity(save_onnx: Save, settings: dict[s
     assert np.isnan(y[0]) and y[1] == -np.inf and y[2] == -1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ALL)
 def test_references_accept_scalars_and_empty_tensors(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
     nodes = [
@@ -143,6 +146,7 @@ def test_iree_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtyp
 # --- MLIR ---
 
 
+@pytest.mark.ci
 def test_iree_runs_mlir_with_scalars_and_multiple_results(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(
         """
@@ -207,6 +211,7 @@ def test_refer_each_returns_answers_despite_failures(bf16_matmul: Model, setting
     assert list(failed) == ["onnxruntime"] and "MatMul" in failed["onnxruntime"].message
 
 
+@pytest.mark.ci
 def test_refer_each_names_every_failed_reference(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))

@@ -64,6 +64,7 @@ def features_of(tmp_path_factory):
 # ---- the tables
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("cpu", ARM_CPUS, ids=lambda cpu: f"{cpu.part}={cpu.name}")
 def test_compiler_knows_arm_cpu_and_uses_needed_features_only(cpu, features_of):
     target = iree_target({"arch": "aarch64", "cpu_parts": [cpu.part], "cpu_features": sorted(cpu.needs)})

@@ -20,6 +20,7 @@ def test_compile_rejects_directory_as_output(tmp_path: Path):
         called(tmp_path / "not-there.onnx", "-o", tmp_path)
 
 
+@pytest.mark.ci
 def test_compile_creates_output_directory(tmp_path: Path, save_onnx, monkeypatch: pytest.MonkeyPatch):
     from onnx import TensorProto, helper
 

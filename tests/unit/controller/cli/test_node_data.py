@@ -49,6 +49,7 @@ def test_profile_export_writes_times_by_node(tmp_path):
     assert results(out) == {"a": 80.0, "b": 10.0, "c": 50.0}
 
 
+@pytest.mark.ci
 def test_profile_export_uses_adapter_ids_for_unnamed_nodes(tmp_path):
     model = model_of([node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["y"])], [("x", FLOAT, [2])], [("y", FLOAT, [2])])
     write_profile(profile([row("Relu_1", 0, 30)]), tmp_path / "times")
@@ -57,6 +58,7 @@ def test_profile_export_uses_adapter_ids_for_unnamed_nodes(tmp_path):
     assert results(out, "net") == {"<node_1>": 30.0}
 
 
+@pytest.mark.ci
 def test_layers_write_bisect_values_by_node(tmp_path):
     output = StoredComparison(name="c1", passed=False, max_abs=0.5, sqnr_db="inf")
     found = make_finding(Outcome.FAIL, outputs=[output])
@@ -93,6 +95,7 @@ def test_layers_write_suite_values_by_node(tmp_path):
     assert "1 layers are not in net, such as Gone" in printed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("content", [None, "", "[]", '{"layers": 3}', '{"layers": [null]}'])
 def test_layers_reject_directory_without_values(tmp_path, content):
     folder = tmp_path / "folder"

@@ -214,6 +214,7 @@ def test_push_rejects_file_altered_after_reading(lab, tmp_path):
 # ---- silence
 
 
+@pytest.mark.ci
 def test_transferring_board_does_not_count_as_silent(lab, agent, tmp_path):
     """Session replies may queue behind this data on a slow link or a busy machine."""
     agent.pace_s = 0.075
@@ -223,6 +224,7 @@ def test_transferring_board_does_not_count_as_silent(lab, agent, tmp_path):
     assert (result.outputs["y"] == 2).all()
 
 
+@pytest.mark.ci
 def test_stalled_board_raises_lost(lab, agent, tmp_path):
     board, artifact = lab.open(), program(tmp_path / "p.onnx", 12 << 20)
     with impatient(1.0), pytest.raises(BoardLost):

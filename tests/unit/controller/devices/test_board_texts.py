@@ -37,6 +37,7 @@ def test_libc_with_many_digits_has_empty_platform_tags() -> None:
     assert platform_tags(Interpreter("p", (3, 11), "x86_64", "glibc-2." + "9" * 12)) == []
 
 
+@pytest.mark.ci
 @settings(max_examples=300)
 @given(LINES)
 def test_probe_parses_any_text(lines: list[list[str]]) -> None:
@@ -47,6 +48,7 @@ def test_probe_parses_any_text(lines: list[list[str]]) -> None:
         assert all(tag.endswith(f"_{one.machine}") for tag in platform_tags(one))
 
 
+@pytest.mark.ci
 @settings(max_examples=300)
 @given(LINES)
 def test_command_output_parses_any_text(lines: list[list[str]]) -> None:

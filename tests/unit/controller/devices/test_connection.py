@@ -30,6 +30,7 @@ from hil.protocol.listening import is_served
 from hil.protocol.v1 import agent_pb2 as pb
 
 
+@pytest.mark.ci
 def test_describe_waits_for_agent_importing_runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(self: Supervisor) -> dict[str, dict[str, object]]:
         time.sleep(2)
@@ -81,6 +82,7 @@ def test_transfer_limit_grows_with_size(size, most_s):
     assert session_streams.STALL_S <= session_streams.transfer_limit_s(size) < most_s
 
 
+@pytest.mark.ci
 def test_slow_input_transfer_raises_lost(monkeypatch):
     """Each piece is taken before the link counts as stalled."""
     monkeypatch.setattr(session_streams, "_SLOWEST_BYTES_S", 1 << 30)
@@ -102,6 +104,7 @@ def test_slow_input_transfer_raises_lost(monkeypatch):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.ci
 def test_hung_agent_raises_unreachable_soon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(tmp_path / "a.sock"))

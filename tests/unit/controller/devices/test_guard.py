@@ -5,12 +5,14 @@ import threading
 import time
 import weakref
 
+import pytest
 from support.waiting import eventually
 
 from hil.controller.devices import guard as guards
 from hil.controller.devices.guard import Guard
 
 
+@pytest.mark.ci
 def test_guard_ends_overdue_call_once():
     ended = []
     guard = Guard(lambda: ended.append(time.monotonic()))
@@ -22,6 +24,7 @@ def test_guard_ends_overdue_call_once():
     assert ended[0] - began >= 0.25
 
 
+@pytest.mark.ci
 def test_guard_spares_active_and_closed_calls():
     ended = []
     heard, closed, unlimited = (Guard(lambda: ended.append(1)) for _ in range(3))
@@ -81,6 +84,7 @@ def test_guards_share_single_thread():
         guard.close()
 
 
+@pytest.mark.ci
 def test_forked_process_ignores_guards_of_parent():
     read, write = os.pipe()
     ended = threading.Event()

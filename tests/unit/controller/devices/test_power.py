@@ -190,6 +190,7 @@ def test_missing_command_raises_usage_error():
         switch(Power({"reset": Command(("/nowhere/relay",))}), "reset", board="b")
 
 
+@pytest.mark.ci
 def test_command_timeout_kills_children(log):
     script = f"sleep 600 & echo $! > {log}; wait"
     power = Power({"reset": Command(("sh", "-c", script))}, timeout_s=2.0)
@@ -331,6 +332,7 @@ def test_recover_does_not_reset_answering_board(log, error):
     assert not log.exists()
 
 
+@pytest.mark.ci
 def test_recover_waits_for_boot(log):
     tries = []
 

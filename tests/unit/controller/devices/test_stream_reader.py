@@ -73,6 +73,7 @@ def test_reader_raises_call_error_after_replies():
         assert caught.value is stream
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK])
 def test_reader_stops_when_call_ends(code):
     """gRPC has the call's status, and never completes the read."""
@@ -84,6 +85,7 @@ def test_reader_stops_when_call_ends(code):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.ci
 def test_cancelled_call_fails_despite_hung_read():
     stream = Stream([], hangs=True)
     channel: Any = type("Channel", (), {"stream_stream": lambda *_: lambda *_, **__: stream})()

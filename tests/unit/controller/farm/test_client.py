@@ -107,6 +107,7 @@ def test_client_retries_submit_with_same_key(gateway):
     assert len(keys) == 2 and len(set(keys)) == 1
 
 
+@pytest.mark.ci
 def test_client_waits_for_gateway_restart(gateway):
     [port] = free_ports(1)
     lines, started = [], []
@@ -126,6 +127,7 @@ def test_client_that_lost_its_gateway_says_that_none_answers(gateway):
             farm.ask("boards")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("sheet", "lines"), [("", 0), ('{"pid": 99999999}', 0), ('{"pid": "x"}', 0), ('{"pid": %d}', 1)]
 )
@@ -221,6 +223,7 @@ def test_client_reports_rejected_token_as_usage_error(gateway):
     assert caught.value.exit_code == errors.EXIT_USAGE
 
 
+@pytest.mark.ci
 def test_client_follow_resumes_after_last_line(gateway):
     def follow(request, context):
         for number in range(request.after + 1, request.after + 3):
@@ -233,6 +236,7 @@ def test_client_follow_resumes_after_last_line(gateway):
         assert [reply.log.number for reply in farm.follow(["17"], logs=True)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.ci
 def test_client_follow_pauses_after_short_streams(gateway):
     def follow(request, context):
         yield pb.FollowReply(job=pb.JobStatus(name="17", state="queued"))
@@ -245,6 +249,7 @@ def test_client_follow_pauses_after_short_streams(gateway):
     assert len(server.calls) <= 4 and time.monotonic() - begun > 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["18", "18.1", "17.100001", "x", "17." + "1" * 100])
 @pytest.mark.parametrize("kind", ["job", "log"])
 def test_client_follow_rejects_other_jobs(gateway, name: str, kind: str):
@@ -335,6 +340,7 @@ def silent_call(request, context):
     return pb.UploadReply()
 
 
+@pytest.mark.ci
 def test_client_times_out_on_silent_gateway(gateway, monkeypatch, tmp_path):
     monkeypatch.setattr(farm_client, "SILENT_S", 1.0)
     monkeypatch.setattr(farm_client, "_SILENT_FILE_S", 1.0)
@@ -360,6 +366,7 @@ def test_client_times_out_on_silent_gateway(gateway, monkeypatch, tmp_path):
             assert time.monotonic() - begin < 30
 
 
+@pytest.mark.ci
 def test_client_accepts_keepalive_as_activity(gateway, monkeypatch):
     monkeypatch.setattr(farm_client, "SILENT_S", 2.0)
 

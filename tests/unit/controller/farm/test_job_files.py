@@ -122,6 +122,7 @@ def test_packed_run_sends_generation_with_tokenizer(here):
     assert (found.generate.parent / "exact/net.onnx").exists()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["/etc/passwd", "../tokenizer.json", "a/../../tokenizer.json"])
 @pytest.mark.parametrize("key", ["tokenizer", "reference", "[[prompt]]\nfile"])
 def test_files_outside_specification_directory_are_rejected(here, key, name):

@@ -59,6 +59,7 @@ def test_session_acquires_and_releases_board(fake_farm: FakeFarm, hold: Callable
     assert fake_farm.boards["lab1-sim-1"].lease is None
 
 
+@pytest.mark.ci
 def test_session_reports_queue_position(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
     fake_farm.add("lab1-sim-1", sim)
     first = hold()
@@ -83,6 +84,7 @@ def test_session_reports_nearest_board_without_match(hold: Callable[..., LeaseSe
     assert "sim-1" in caught.value.hint
 
 
+@pytest.mark.ci
 def test_session_close_leaves_queue(fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str) -> None:
     holding = hold()
     eventually(lambda: fake_farm.leases)
@@ -94,6 +96,7 @@ def test_session_close_leaves_queue(fake_farm: FakeFarm, hold: Callable[..., Lea
     assert fake_farm.boards["lab1-sim-1"].lease is None
 
 
+@pytest.mark.ci
 def test_session_resumes_lease_after_broken_stream(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
@@ -109,6 +112,7 @@ def test_session_resumes_lease_after_broken_stream(
     assert holding.over == ""
 
 
+@pytest.mark.ci
 def test_session_preserves_queue_position_after_broken_stream(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
@@ -120,6 +124,7 @@ def test_session_preserves_queue_position_after_broken_stream(
     assert len(fake_farm.leases) == 1
 
 
+@pytest.mark.ci
 def test_session_retains_lease_during_gateway_outage(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
@@ -134,6 +139,7 @@ def test_session_retains_lease_during_gateway_outage(
     assert holding.over == ""
 
 
+@pytest.mark.ci
 def test_session_reports_reason_when_farm_ends_lease(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
@@ -155,6 +161,7 @@ def test_session_fails_immediately_without_gateway(fake_farm: FakeFarm) -> None:
         )
 
 
+@pytest.mark.ci
 def test_session_rejects_invalid_grant(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +203,7 @@ def test_session_runs_programs_directly_and_by_tunnel(
     assert (board.dials > 0) is not direct
 
 
+@pytest.mark.ci
 def test_session_uses_tunnel_for_socket_of_other_machine(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str
 ) -> None:
@@ -210,6 +218,7 @@ def test_session_uses_tunnel_for_socket_of_other_machine(
     assert not folder.exists()
 
 
+@pytest.mark.ci
 def test_tunnel_carries_large_blob_and_ends_with_lease(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_children_end_with_killed_supervisor(start):
     eventually(lambda: all(gone(pid) for pid in parent.pids("a") + parent.pids("b")))
 
 
+@pytest.mark.ci
 def test_supervisor_restarts_failed_child_with_growing_pauses(start):
     parent = start("""
 def weak():
@@ -107,6 +108,7 @@ PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)]
     assert pauses[:3] == [0.4, 0.8, 1.6]
 
 
+@pytest.mark.ci
 def test_supervisor_limits_restart_pause(start):
     parent = start("""
 def weak():
@@ -143,6 +145,7 @@ PreforkSupervisor([ForkedProcess("family", family)], say).run()
     eventually(lambda: gone(first) and len(parent.pids("family")) == 2)
 
 
+@pytest.mark.ci
 def test_supervisor_kills_stubborn_child_before_higher_ranks(start):
     parent = start("""
 def stubborn():

@@ -33,6 +33,7 @@ def keep(tmp_path):
         kept.stop()
 
 
+@pytest.mark.ci
 def test_process_restarts_after_kill_and_reports(keep):
     kept, said = keep(*SLEEPS)
     first = kept.pid
@@ -42,6 +43,7 @@ def test_process_restarts_after_kill_and_reports(keep):
     assert said == [f"the thing was killed by SIGKILL; restarting in 1 s (see {kept.log})"]
 
 
+@pytest.mark.ci
 def test_process_restart_delay_grows_after_failures(keep):
     kept, said = keep(sys.executable, "-c", "print('no', flush=True); raise SystemExit(3)")
     eventually(lambda: kept.look() is None or len(said) == 2)

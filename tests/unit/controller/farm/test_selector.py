@@ -258,6 +258,7 @@ TERMS = st.one_of(
 SELECTORS = st.recursive(TERMS, _nested, max_leaves=6)
 
 
+@pytest.mark.ci
 @given(st.one_of(st.text(), st.text(alphabet="ab1=!<>&|,()'\"\\ \n.", max_size=30)))
 @example("\\")
 @example("a=9" + "9" * 1900)

@@ -158,6 +158,7 @@ def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
         merge([EndedJob("1", plan.specs[0], good)], tmp_path / "m")
 
 
+@pytest.mark.ci
 def test_load_suite_plans_filtered_cases_and_includes_flow(folder, tmp_path):
     shutil.copy("mine.toml", "flows.toml")
     plan = load_suite(SuiteRequest("nets", "mine", filters=("a_full*",)), boards=3)
@@ -171,6 +172,7 @@ def test_load_suite_plans_filtered_cases_and_includes_flow(folder, tmp_path):
     assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
 
 
+@pytest.mark.ci
 def test_load_suite_includes_files_of_models(folder):
     made = {
         "zoo/model.onnx": (DIGITS / "digits_cnn.onnx").read_bytes(),

@@ -54,6 +54,7 @@ def test_pytest_options_rename_from_hil_options() -> None:
             assert renamed(option.name.replace("--hil-", "--")) == option.name
 
 
+@pytest.mark.ci
 def test_library_errors_name_keywords() -> None:
     with pytest.raises(UsageError) as caught, hil.connect("sim") as board:
         hil.run("model.onnx", board, timeout=0.0)

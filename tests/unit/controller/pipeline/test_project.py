@@ -214,6 +214,7 @@ def test_command_line_overrides_project_file(write: Write, asked: Callable[..., 
     assert (own.rtol, own.atol) == (0.2, 0.4)
 
 
+@pytest.mark.ci
 def test_banner_lists_matching_tables(write: Write, save_onnx: Callable[..., Path]) -> None:
     path = write('[models."m.*"]\nrtol = 0.3\n[models."other.onnx"]\natol = 0.4\n')
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT, name="m.onnx")

@@ -51,6 +51,7 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
     return call
 
 
+@pytest.mark.ci
 def test_model_verdict_remains_if_plain_reference_fails(ended: Callable[..., Case]) -> None:
     right, wrong = ended([-1, -2]), ended([1, 2])
     assert (right.outcome, wrong.outcome) == (Outcome.PASS, Outcome.FAIL)
@@ -106,6 +107,7 @@ def judged(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp
     return call
 
 
+@pytest.mark.ci
 def test_self_check_alone_never_passes(judged: Callable[..., Case]) -> None:
     right, wrong = (judged(y, references=("iree-llvm-cpu",)) for y in ([-1, -2], [1, 2]))
     assert (right.outcome, wrong.outcome) == (Outcome.REFERENCE_ERROR, Outcome.FAIL)

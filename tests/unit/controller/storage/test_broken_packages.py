@@ -91,6 +91,7 @@ FAILURES: dict[str, type[HilError]] = {
 UNSEEN = {("lowering", "none"), ("lowering", "wrong"), ("quantizers", "none"), ("quantizers", "wrong")}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("part", "way"), [(p, w) for p in FAILURES for w in WAYS if (p, w) not in UNSEEN])
 def test_package_failure_raises_error_of_stage(part: str, way: str, tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(FAILURES[part]) as caught:

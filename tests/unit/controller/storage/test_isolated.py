@@ -157,6 +157,7 @@ def test_isolated_ends_cancelled_call(pool: Isolated, functions: str, tmp_path: 
     assert pool.call(f"{functions}:echo", {}, timeout=60, log=tmp_path / "log") == {}
 
 
+@pytest.mark.ci
 def test_isolated_replaces_worker_killed_while_idle(pool: Isolated, functions: str, tmp_path: Path) -> None:
     first = pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
     os.kill(first, signal.SIGSTOP)  # alive but stopped, like a worker that dies between the check and its call
@@ -198,6 +199,7 @@ def test_isolated_timeout_kills_worker_and_children(pool: Isolated, functions: s
     eventually(lambda: not alive(worker) and not alive(child))
 
 
+@pytest.mark.ci
 def test_isolated_runs_calls_of_threads_in_parallel(pool: Isolated, functions: str, tmp_path: Path) -> None:
     def meet(number: int) -> bool:
         places = {"mine": str(tmp_path / f"{number}"), "other": str(tmp_path / f"{1 - number}")}
@@ -228,6 +230,7 @@ def test_isolated_close_ends_running_calls(functions: str, tmp_path: Path) -> No
         pool.call(f"{functions}:pid", {}, timeout=60, log=tmp_path / "log")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_isolated_processes_end_with_controller(functions: str, tmp_path: Path, number: signal.Signals) -> None:
     # The script has no __main__ guard: the worker must not import it.
@@ -248,6 +251,7 @@ def test_isolated_processes_end_with_controller(functions: str, tmp_path: Path, 
     eventually(lambda: not alive(worker) and not alive(child))
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH came with Python 3.11")
 def test_isolated_imports_skip_working_directory(
     functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +292,7 @@ os.kill(os.getpid(), 9)
     eventually(lambda: not list((tmp_path / "scratch").rglob(SCRATCH + "*")))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "text",
     [
@@ -314,6 +319,7 @@ def test_isolated_reports_oversized_response_as_crash(functions, tmp_path, monke
         pool.call(f"{functions}:speak", {"text": "x" * 65536, "times": 10**6}, timeout=60, log=tmp_path / "log")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["os:system", "hil.errors:difflib", "hil.nothing:X", "shutil:Error", ".:x", ":"])
 def test_isolated_reports_unknown_error_class_as_failure(functions, tmp_path, name):
     error = dict.fromkeys(ERROR_FIELDS, "") | {"class": name, "message": "boo"}

@@ -216,6 +216,7 @@ def check_tables(client: TestClient, page: str) -> set[str]:
     return {label for label, _, _ in tables}
 
 
+@pytest.mark.ci
 def test_every_page_table_has_csv(tmp_path: Path) -> None:
     onnx.save(residual_cnn(), tmp_path / "net.onnx")
     output = {"name": "=y", "passed": True, "max_abs": 0.25, "sqnr_db": 40, "shape": [2, 3], "dtype": "float32"}

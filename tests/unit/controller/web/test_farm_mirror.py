@@ -90,6 +90,7 @@ def test_mirror_ignores_directory_names_from_farm(tmp_path: Path) -> None:
         assert (tmp_path / "other").exists()
 
 
+@pytest.mark.ci
 def test_farm_link_reports_invalid_responses_and_recovers(tmp_path: Path) -> None:
     farm = FakeFarm()
     with farm.link() as link:
@@ -143,6 +144,7 @@ def test_mirror_fetches_suite(tmp_path: Path) -> None:
         assert "1/junit.xml" in names(mirror.runs)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bad", [{"started": 1e308}, {"finished": "x"}, {"board_info": [[]]}])
 def test_mirror_skips_bad_suite_record(tmp_path: Path, bad: dict[str, Any]) -> None:
     farm = FakeFarm()
@@ -157,6 +159,7 @@ def test_mirror_skips_bad_suite_record(tmp_path: Path, bad: dict[str, Any]) -> N
         assert sum(what == "result" for _, what in farm.asked) == 3
 
 
+@pytest.mark.ci
 def test_mirror_thread_survives_any_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     farm = FakeFarm()
     farm.end("1", {"run.json": RUN})

@@ -121,6 +121,7 @@ def test_job_page_shows_ended_cases_of_running_job(client: TestClient, farm: Fak
     assert len(rows(client.get("/share?page=/job?name=1").text, "Cases")) == 201
 
 
+@pytest.mark.ci
 def test_job_log_streams_lines_and_end_of_job(client: TestClient) -> None:
     text = client.get("/job/log?name=3").text
     assert text == 'id: 1\ndata: "one\\n"\n\nid: 2\ndata: "two\\\\x1b[0m\\n"\n\nevent: over\ndata: ""\n\n'
@@ -129,6 +130,7 @@ def test_job_log_streams_lines_and_end_of_job(client: TestClient) -> None:
     assert client.get("/job/log?name=9").text == 'event: over\ndata: "job 9 not found"\n\n'
 
 
+@pytest.mark.ci
 def test_job_log_limits_streams_of_user(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     viewer = {"authorization": "Bearer v"}
     monkeypatch.setattr(farm_events, "_followed", {number: "vic" for number in range(10)})
@@ -162,6 +164,7 @@ def piece(number: int, text: str) -> dict[str, Any]:
     return {"number": number, "job": "3", "text": text}
 
 
+@pytest.mark.ci
 def test_job_log_ends_despite_repeated_pieces(
     client: TestClient, farm: FakeFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

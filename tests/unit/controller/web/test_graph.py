@@ -351,6 +351,7 @@ def test_graph_draws_record_of_damaged_model(tmp_path):
     assert "cannot draw net.onnx" in text and "block/add" in text
 
 
+@pytest.mark.ci
 def test_graph_draws_cached_conversion_of_other_format(tmp_path, monkeypatch):
     net(tmp_path).rename(tmp_path / "net.pt2")
     bisect(tmp_path, *LAYERS, model="net.pt2")

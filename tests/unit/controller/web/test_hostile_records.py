@@ -149,6 +149,7 @@ def test_saved_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
             assert client.get("/share", params={"page": page}).status_code == 404
 
 
+@pytest.mark.ci
 def test_pages_skip_named_pipes(tmp_path: Path) -> None:
     hostile_root(tmp_path, "x")
     os.mkfifo(tmp_path / "hil-annotations.jsonl")

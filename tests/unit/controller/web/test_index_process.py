@@ -23,6 +23,7 @@ def ids(index: Path) -> list[str]:
         return sorted(one.id for one in list_sessions(database, SessionFilter()).sessions)
 
 
+@pytest.mark.ci
 def test_index_process_indexes_reports_progress_and_ends(tmp_path: Path) -> None:
     index = tmp_path / "index" / "one.sqlite"
     write_suite(tmp_path / "runs", "first", [{"id": "a"}, {"id": "b"}])
@@ -38,6 +39,7 @@ def test_index_process_indexes_reports_progress_and_ends(tmp_path: Path) -> None
         os.kill(number, 0)
 
 
+@pytest.mark.ci
 def test_index_process_restarts_after_kill(tmp_path: Path) -> None:
     index = tmp_path / "index.sqlite"
     (tmp_path / "runs").mkdir()

@@ -277,6 +277,7 @@ def test_indexer_runs_single_writer_with_takeover(desk: Desk) -> None:
         assert desk.seen().keys() == {"a", "b"} and second.take()
 
 
+@pytest.mark.ci
 def test_indexer_shows_changes_within_two_seconds(desk: Desk) -> None:
     with desk.indexer:
         eventually(lambda: desk.indexer.progress.first_done)

@@ -90,6 +90,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 def test_publish_shows_every_kind_of_directory(kind: str, server: str, tmp_path: Path) -> None:
     files, command, cases, shown = KINDS[kind]

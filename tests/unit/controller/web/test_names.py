@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.web import asking, write_record, write_run, write_suite
@@ -45,6 +46,7 @@ def test_command_text_quotes_unprintable_names(tmp_path: Path) -> None:
     assert command_text(["cat", "a b"]) == shlex.join(["cat", "a b"])
 
 
+@pytest.mark.ci
 def test_pages_link_sessions_and_files_with_any_name(tmp_path: Path) -> None:
     chance = random.Random(7)
     raw = [b"\xff", b"\x1b[31mred", b"a\\x80", b"a\x80", b"line\nend", b"\xe2\x80\xaegnp", b"%2e?&#\"'<b>"]

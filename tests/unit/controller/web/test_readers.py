@@ -204,6 +204,7 @@ DOCUMENTS = st.recursive(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("record", RECORDS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(document=DOCUMENTS)

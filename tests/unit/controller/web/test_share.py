@@ -52,6 +52,7 @@ def test_saved_page_omits_server_addresses(client, page):
     assert "Save this page" not in text and "Save this page" in client.get(page).text
 
 
+@pytest.mark.ci
 def test_saved_page_includes_whole_table_up_to_limit(client, monkeypatch):
     def rows(text: str) -> int:
         return len(set(re.findall(r"case-\d+", text)))

@@ -262,6 +262,7 @@ def test_tensor_page_embeds_images_as_png(tmp_path):
     assert re.search(r'alt="Difference: rows 0 to 2 and columns 0 to 3\. no element differs\."', text)
 
 
+@pytest.mark.ci
 def test_tensor_page_stays_below_memory_limit(tmp_path):
     b = np.random.default_rng(0).standard_normal((2500, 1000)).astype(np.float32)
     a = b + np.float32(1e-6)

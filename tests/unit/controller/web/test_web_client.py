@@ -187,6 +187,7 @@ BODIES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", BODIES)
 def test_publish_reports_malformed_response_as_usage_error(folder: SessionFolder, what: str) -> None:
     body = BODIES[what].replace(b"%s", folder.parcel.files[0].digest.encode())

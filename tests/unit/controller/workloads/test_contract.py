@@ -495,6 +495,7 @@ def test_workload_passes_and_releases_board(fake_boards: FakeBoards, workload: W
     assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", ["load", "run"])
 def test_ctrl_c_ends_workload_and_releases_board(
     fake_boards: FakeBoards, workload: Workload, stage: str, tmp_path: Path

@@ -32,6 +32,7 @@ def test_net(request):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("words", [(), ("-n1",)], ids=["alone", "a worker of xdist"])
 def test_junit_xml_has_a_row_per_backend(pytester: pytest.Pytester, words: tuple[str, ...]) -> None:
     pytester.makepyfile(TESTS)

@@ -108,6 +108,7 @@ def test_drift_marks_rising_times_but_not_autocorrelated_noise():
     assert not drift_of(starts_of(rising), rising, share=0.2).marked
 
 
+@pytest.mark.ci
 def test_compare_reports_equal_speed_for_same_program():
     """In 200 tries, the level and the smallest effect together allow less than 1 % false differences."""
     rng = np.random.default_rng(5)
@@ -115,6 +116,7 @@ def test_compare_reports_equal_speed_for_same_program():
     assert told.count("no difference") >= 198
 
 
+@pytest.mark.ci
 def test_compare_interval_covers_true_ratio_at_stated_rate():
     rng = np.random.default_rng(6)
     found = [compare_rounds(round_log_ratios(machine(rng, ratio=1.1)), min_effect=0.03) for _ in range(200)]
@@ -176,6 +178,7 @@ def test_compare_ignores_incomplete_and_too_few_rounds():
     assert compare_rounds(round_log_ratios([]), min_effect=0.03) is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("freedom", [5, 6, 9, 19, 99])
 def test_student_quantiles_match_scipy(freedom):
     stats = pytest.importorskip("scipy.stats")

@@ -51,6 +51,7 @@ def of(name: str, shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
     return TensorSpec(name, "float32", shape)
 
 
+@pytest.mark.ci
 def test_expose_appends_intermediates_after_outputs(chain, context):
     path = expose(import_model(chain, dims={"N": 2}), [of("a"), of("b"), of("y")], **context)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -61,6 +62,7 @@ def test_expose_appends_intermediates_after_outputs(chain, context):
     np.testing.assert_array_equal(found["y"], -found["b"])
 
 
+@pytest.mark.ci
 def test_expose_fixes_shapes_only_for_fixed_inputs(chain, context):
     for dims, shape in (({"N": 2}, [2, 3]), ({}, [0, 0])):
         proto = onnx.load(expose(import_model(chain, dims=dims), [of("a")], **context))

@@ -79,6 +79,7 @@ def test_table_shows_isolated_and_cumulative_per_layer():
     assert lines[-1].startswith("the isolated layers that ran are correct; in the whole model")
 
 
+@pytest.mark.ci
 def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
     output = record_comparison(compare_output("y", np.array([1, np.nan, np.inf]), np.array([1.0, 2, 3])))
     assert (output.max_abs, output.sqnr_db) == (0, "inf")
@@ -128,6 +129,7 @@ def test_table_fits_terminal_width(width):
     assert "cumulative max abs SQNR dB" in " ".join(table[0].split())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("count", [3, 4, 60])
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plot_growth_draws_few_and_many_layers(tmp_path: Path, count: int, suffix: str):

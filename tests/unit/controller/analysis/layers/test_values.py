@@ -191,6 +191,7 @@ def test_activations_fail_when_every_reference_fails(imported: Any, settings: di
     assert failed.value.stage == "refer"
 
 
+@pytest.mark.ci
 def test_activations_time_out(imported: Any, settings: dict[str, Any]) -> None:
     body = helper.make_graph(
         [node("Identity", ["on"], ["still"]), node("Sin", ["state"], ["next"])],
@@ -206,6 +207,7 @@ def test_activations_time_out(imported: Any, settings: dict[str, Any]) -> None:
     assert late.value.stage == "refer"
 
 
+@pytest.mark.ci
 def test_layer_inputs_reject_missing_values_and_unknown_mode(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:

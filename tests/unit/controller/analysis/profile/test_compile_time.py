@@ -91,6 +91,7 @@ def test_profile_lists_phases_passes_dispatches_executables(settings: dict[str, 
     assert sum(float(row["share_of_program"]) for row in executables) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.ci
 def test_profile_spans_nest(settings: dict[str, Any], tmp_path: Path) -> None:
     open_spans: list[Span] = []
     for span in profile(digits(settings), tmp_path, settings).spans:
@@ -100,6 +101,7 @@ def test_profile_spans_nest(settings: dict[str, Any], tmp_path: Path) -> None:
         open_spans.append(span)
 
 
+@pytest.mark.ci
 def test_profile_preserves_ratio_of_parallel_passes(settings: dict[str, Any], tmp_path: Path) -> None:
     told = profile(digits(settings), tmp_path, settings)
     # The compiler reports the pipeline of this pass after the pass, not inside it.

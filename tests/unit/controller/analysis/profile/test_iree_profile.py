@@ -57,6 +57,7 @@ def read(digits: Profiled, isolated: Isolated, tmp_path: Path) -> Iterator[Any]:
     yield read
 
 
+@pytest.mark.ci
 def test_events_repeat_dispatches_in_program_order(read: Any) -> None:
     events = read(iterations=RUNS)
     assert events.iterations == RUNS
@@ -151,6 +152,7 @@ def test_read_times_out(read: Any) -> None:
         read(isolated=fresh, timeout=1e-6)
 
 
+@pytest.mark.ci
 def test_driver_without_commands_gives_same_dispatches(
     digits: Profiled, read: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:

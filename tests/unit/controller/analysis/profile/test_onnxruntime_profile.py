@@ -230,6 +230,7 @@ def test_read_tolerates_hostile_profile(line: bytes, count: int, tmp_path: Path)
     assert len(list(OnnxRuntimeEvents(path, nodes, 0, 1, [(0, 10)], [(0, 0)]).events())) == count
 
 
+@pytest.mark.ci
 def test_kernels_without_nodes_take_linear_time() -> None:
     # In quadratic time it does not end within the test's limit.
     run = [KernelEvent(0, "k", "K", (), False, at, 1, " -> ") for at in range(200_000)]

@@ -36,6 +36,7 @@ def processor(trace: Path):
         yield processor
 
 
+@pytest.mark.ci
 @needs_node
 @pytest.mark.parametrize("name", ["a.pftrace", "a.pftrace.gz"])
 def test_query_reads_slices_as_written(tmp_path, name):
@@ -45,6 +46,7 @@ def test_query_reads_slices_as_written(tmp_path, name):
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {"name": "conv1", "ts": 1_000, "dur": 50}
 
 
+@pytest.mark.ci
 @needs_node
 def test_query_returns_every_value_type(processor):
     sql = "select -5 a, 9223372036854775807 b, -1.5 c, '' d, 'two' || char(10) || 'lines' e, null f, x'00ff' g, 2.0 h"
@@ -98,6 +100,7 @@ def test_query_reports_sql_error_of_trace_processor(processor, sql, told):
     assert processor.query("select 1 as still").rows == [(1,)]
 
 
+@pytest.mark.ci
 @needs_node
 def test_query_reads_trace_larger_than_buffers(tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -112,6 +115,7 @@ def test_query_reads_trace_larger_than_buffers(tmp_path):
     assert query(path, "select name from slice order by ts").rows == [(name,) for name, *_ in [*SLICES, ("last",)]]
 
 
+@pytest.mark.ci
 @needs_node
 @pytest.mark.parametrize("name", ["cut.pftrace", "cut.pftrace.gz"])
 def test_query_rejects_truncated_trace(tmp_path, name):
@@ -137,6 +141,7 @@ def test_query_rejects_truncated_packet_before_starting_node(tmp_path, monkeypat
     assert told[-1] == "no node"
 
 
+@pytest.mark.ci
 @needs_node
 @pytest.mark.parametrize(
     "content", [b"hello, world\n" * 100, b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 50, bytes(9999)]
@@ -182,6 +187,7 @@ def test_query_reports_node_failure_with_stderr(trace, tmp_path, monkeypatch):
     assert "version 4 is too old" in caught.value.detail
 
 
+@pytest.mark.ci
 @needs_node
 def test_query_times_out_and_stops_node(trace):
     before = nodes_of(os.getpid())
@@ -191,6 +197,7 @@ def test_query_times_out_and_stops_node(trace):
     assert nodes_of(os.getpid()) == before
 
 
+@pytest.mark.ci
 @needs_node
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_query_command_stops_node_on_exit(trace, signal_number, code):
@@ -203,6 +210,7 @@ def test_query_command_stops_node_on_exit(trace, signal_number, code):
     eventually(lambda: running(node) is None, f"node {node} is still there")
 
 
+@pytest.mark.ci
 @needs_node
 def test_query_command_prints_columns_or_json(trace):
     sql = "select name, dur, 1.5 as f, null as n, x'0aff' as b from slice order by ts limit 2"

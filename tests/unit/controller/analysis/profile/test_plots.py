@@ -50,6 +50,7 @@ def test_plot_profile_shows_names_and_times(tmp_path, by):
     assert "digits_cnn on sim, iree 3.13.0 on local-task, timed p50 80 us" in found
 
 
+@pytest.mark.ci
 def test_plot_profile_png_height_fits_bars(tmp_path):
     few, many = tmp_path / "few.png", tmp_path / "many.png"
     rows = [replace(row, op=f"{row.op}_{n}") for n in range(30) for row in example().rows]

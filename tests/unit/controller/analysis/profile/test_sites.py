@@ -69,6 +69,7 @@ def test_dispatch_excludes_nodes_sharing_only_a_constant(settings: dict[str, Any
     ]
 
 
+@pytest.mark.ci
 def test_dispatch_estimates_count_fused_computation(settings: dict[str, Any]) -> None:
     conv = flat(sites_of(DIGITS / "digits_cnn.onnx", settings))[1]
     outputs = 16 * 8 * 8
@@ -94,6 +95,7 @@ def test_sites_separate_calls_of_same_executable(save_onnx: Save, settings: dict
     assert [site.nodes for site in sites] == [("first",), ("second",), ("third",)]
 
 
+@pytest.mark.ci
 def test_sites_separate_loops(settings: dict[str, Any]) -> None:
     context = RunContext(settings["cache"], settings["isolated"])
     gru = next(model for model in zoo_models(context) if model.name == "gru")
@@ -150,6 +152,7 @@ def test_sites_report_invalid_flag_and_refused_model(settings: dict[str, Any], t
         sites_of(bad, settings, ["--iree-hal-target-device=local"])
 
 
+@pytest.mark.ci
 def test_sites_are_cached(settings: dict[str, Any]) -> None:
     first = sites_of(DIGITS / "digits_cnn.onnx", settings)
     settings["log"].write_text("")

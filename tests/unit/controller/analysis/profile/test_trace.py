@@ -74,6 +74,7 @@ def names(rows: list[dict[str, Any]], column: str = "name") -> list[Any]:
     return [row[column] for row in rows]
 
 
+@pytest.mark.ci
 @pytest.mark.daily
 def test_trace_operations_match_table_rows(opened, tmp_path):
     made = run_on()
@@ -102,6 +103,7 @@ def test_trace_operations_match_table_rows(opened, tmp_path):
         assert abs(slice_["dur"] - told.duration_ns) <= 2 * STEP_NS
 
 
+@pytest.mark.ci
 @pytest.mark.daily
 def test_trace_has_process_for_each_side(traced):
     ask = traced(run_on())

@@ -67,6 +67,7 @@ PLANES = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("shape", "rows", "columns"), PLANES)
 @pytest.mark.parametrize("layout", ["C", "F", ">f4"])
 def test_error_map_shows_largest_error_of_each_cell(shape, rows, columns, layout):
@@ -231,6 +232,7 @@ def test_error_map_of_empty_tensor_has_ends_none():
     assert error_map(np.empty((0, 4)), np.empty((0, 4)), plane, plane.whole).ends is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", [(3000, 1000), (3_000_000,), (30, 100_000), (100_000, 30), (1_500_000, 2)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_maps_use_bounded_memory(shape, order):

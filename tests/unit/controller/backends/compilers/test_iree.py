@@ -60,6 +60,7 @@ def linear(save: Save, **options: Any) -> Path:
     return save(nodes, [("in put:0", FLOAT, ("N", 4))], [("out", FLOAT, ("N", 3))], [weight], **options)
 
 
+@pytest.mark.ci
 def test_compiled_onnx_model_preserves_names_and_dtypes(save_onnx: Save, settings: dict[str, Any]) -> None:
     artifact = build(linear(save_onnx), settings, dims={"N": 2})
     assert (artifact.runtime, artifact.main, artifact.function) == ("iree", "main.vmfb", "net")
@@ -80,6 +81,7 @@ def test_second_compilation_uses_cache(save_onnx: Save, settings: dict[str, Any]
     assert not build(path, settings, dims={"N": 1}).cached
 
 
+@pytest.mark.ci
 def test_cache_key_includes_files_named_by_flags(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(ADD)
     link = tmp_path / "library.bc"
@@ -91,6 +93,7 @@ def test_cache_key_includes_files_named_by_flags(tmp_path: Path, settings: dict[
     assert not build(tmp_path / "m.mlir", settings, flags).cached
 
 
+@pytest.mark.ci
 def test_float64_stays_float64_without_demote_flag(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.mlir").write_text(ADD.replace("f32", "f64"))
     assert "xf64>" in reflection(build(tmp_path / "m.mlir", settings))["iree.abi.declaration"]
@@ -98,6 +101,7 @@ def test_float64_stays_float64_without_demote_flag(tmp_path: Path, settings: dic
     assert "xf32>" in reflection(narrowed)["iree.abi.declaration"]
 
 
+@pytest.mark.ci
 def test_model_without_float64_compiles_with_default_flags(save_onnx: Save, settings: dict[str, Any]) -> None:
     # IREE lowers this padding through float64, which fails with the flag that keeps float64.
     attributes = {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}
@@ -129,6 +133,7 @@ def test_debug_ir_contains_node_names(save_onnx: Save, settings: dict[str, Any],
     assert list((tmp_path / "ir" / "phases").glob("*.flow.mlir")) and list((tmp_path / "ir" / "executables").iterdir())
 
 
+@pytest.mark.ci
 def test_compiler_accepts_old_opsets_and_model_functions(save_onnx: Save, settings: dict[str, Any]) -> None:
     old = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], opset=9)
     build(old, settings)
@@ -144,6 +149,7 @@ def test_compiler_accepts_old_opsets_and_model_functions(save_onnx: Save, settin
     assert run_reference("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"].tolist() == (x + x).tolist()
 
 
+@pytest.mark.ci
 def test_compiler_accepts_model_without_inputs(save_onnx: Save, settings: dict[str, Any]) -> None:
     constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32(3)))
     many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
@@ -184,6 +190,7 @@ def test_compiler_reports_invalid_flag_as_usage_error(tmp_path: Path, settings: 
 ARM = [*HOST[:2], "--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("flags", "words", "hint"),
     [
@@ -206,6 +213,7 @@ def test_compiler_rejects_unknown_target(
     assert settings["cache"].ls() == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("script", "kind", "words"),
     [
@@ -338,6 +346,7 @@ def check_large(folder: Path, settings: dict[str, Any], columns: int) -> None:
         assert run_reference(name, model, {"x": x}, **settings).outputs["y"].tolist() == [[6.0]]
 
 
+@pytest.mark.ci
 def test_large_weights_go_to_parameter_file(tmp_path: Path, settings: dict[str, Any]) -> None:
     check_large(tmp_path, settings, 17 << 10)
 

@@ -212,6 +212,7 @@ def test_run_preserves_tensors_of_every_dtype(open_board, identities):
             assert output.tobytes() == given.tobytes(), function
 
 
+@pytest.mark.ci
 def test_run_preserves_scalars(open_board, functions):
     given = [
         np.array(-(2**63), np.int64),
@@ -225,6 +226,7 @@ def test_run_preserves_scalars(open_board, functions):
         assert (output.dtype, output.shape, output.item()) == (value.dtype, (), value.item())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_run_preserves_nan_and_infinite_scalars(open_board, functions, value):
     given = [np.array(1), np.array(value, np.float32), np.array(value), np.array(False), np.array(1, np.int8)]
@@ -234,6 +236,7 @@ def test_run_preserves_nan_and_infinite_scalars(open_board, functions, value):
     np.testing.assert_array_equal(outputs[2], given[2])
 
 
+@pytest.mark.ci
 def test_run_accepts_empty_tensors_and_multiple_outputs(open_board, functions):
     board = open_board()
     result, _, _ = run(board, artifact_of(functions, "empty"), np.empty((0, 3), np.float32))
@@ -246,6 +249,7 @@ def test_run_accepts_empty_tensors_and_multiple_outputs(open_board, functions):
     assert number == 8
 
 
+@pytest.mark.ci
 def test_run_names_outputs_like_the_model(open_board, functions):
     inputs = (np.ones(4, np.float32), np.array(4, np.int32))
     result, _, _ = run(open_board(), artifact_of(functions, "main"), *inputs, names=("sum", "twice"))
@@ -261,6 +265,7 @@ def test_load_rejects_signature_unsupported_by_command(open_board, functions):
         assert caught.value.hint
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
@@ -277,6 +282,7 @@ def test_run_rejects_mismatched_inputs(open_board, functions, inputs, words):
 # ---- names
 
 
+@pytest.mark.ci
 def test_shell_never_evaluates_model_names(open_board, shell, functions, tmp_path):
     for name in ("w $(touch pwned) 'b\".vmfb", "-rf", "new\nline;touch pwned.vmfb", "`touch pwned`.$HOME"):
         path = tmp_path / name
@@ -334,6 +340,7 @@ def test_push_reconnects_and_continues(open_board, shell, functions):
     assert any("reconnecting" in text for text in said)
 
 
+@pytest.mark.ci
 def test_push_fails_after_repeated_disconnects(open_board, shell, functions):
     broken = [replace(shell, puts=[], cut_at_put=1) for _ in range(4)]
     board = open_board(shell=broken[0], reopen=iter(broken[1:]).__next__)
@@ -375,6 +382,7 @@ def test_make_room_deletes_unused_programs(open_board, shell, functions):
     assert len(list((Path(board.client.store.folder) / "programs").iterdir())) == 3
 
 
+@pytest.mark.ci
 def test_push_sends_evicted_program_again(open_board, shell, functions, identities):
     board = open_board()
     first, second = artifact_of(functions, "none"), artifact_of(identities, "int8_fixed")
@@ -388,6 +396,7 @@ def test_push_sends_evicted_program_again(open_board, shell, functions, identiti
 # ---- cleanup
 
 
+@pytest.mark.ci
 def test_run_cleans_up_and_uses_private_modes(open_board, functions):
     board = open_board()
     seen: list[int] = []
@@ -442,6 +451,7 @@ def test_run_takes_output_from_command_and_times_from_tool(open_board, shell, fu
     assert program.log() == [], "what the tool says of itself is no log of the program"
 
 
+@pytest.mark.ci
 def test_run_succeeds_if_timing_tool_fails(open_board, shell, functions):
     board = open_board()
     artifact = artifact_of(functions, "main")
@@ -456,6 +466,7 @@ def test_run_succeeds_if_timing_tool_fails(open_board, shell, functions):
     assert any("device time not measured" in note for note in result.provenance["notes"])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "error",
     [BoardBusy("another run held the board"), BoardUnfit("out of memory: others use it")],
@@ -480,6 +491,7 @@ def test_run_succeeds_if_board_refuses_timing(open_board, functions, monkeypatch
     assert f"device time not measured: {error.message}" in result.provenance["notes"]
 
 
+@pytest.mark.ci
 def test_vendor_command_runs_each_iteration_without_device_time(open_board, shell, functions):
     said: list[str] = []
     own = own_tool(RUN_TOOL)
@@ -503,6 +515,7 @@ def test_compile_target_follows_board_probe(shell, monkeypatch):
 # ---- ends
 
 
+@pytest.mark.ci
 def test_program_for_other_cpu_raises_load_error(open_board, tmp_path):
     other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
     path = compile_mlir(ADD_MLIR, tmp_path, "alien", f"--iree-llvmcpu-target-triple={other}-unknown-linux-gnu")
@@ -512,6 +525,7 @@ def test_program_for_other_cpu_raises_load_error(open_board, tmp_path):
     assert caught.value.stage == "load"
 
 
+@pytest.mark.ci
 def test_invalid_program_raises_load_error(open_board, functions, identities, tmp_path):
     board = open_board()
     (tmp_path / "half.vmfb").write_bytes(functions.read_bytes()[:3000])
@@ -523,6 +537,7 @@ def test_invalid_program_raises_load_error(open_board, functions, identities, tm
         run(board, artifact_of(identities, ""))
 
 
+@pytest.mark.ci
 def test_unknown_device_raises_load_error(open_board, functions):
     with pytest.raises(LoadFailed, match="nowhere") as caught:
         run(open_board(device="nowhere"), artifact_of(functions, "none"))
@@ -535,6 +550,7 @@ def test_runtime_failure_raises_run_error(open_board, functions):
     assert (caught.value.stage, caught.value.board) == ("run", "lab")
 
 
+@pytest.mark.ci
 def test_timeout_stops_program_on_board(open_board, functions):
     board = open_board()
     with pytest.raises(StageTimeout, match="limit of 1 s"):
@@ -553,6 +569,7 @@ def read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("signal", "hint"), [("SEGV", ""), ("ILL", "compile target"), ("KILL", "memory"), ("ABRT", "")]
 )
@@ -565,6 +582,7 @@ def test_command_killed_by_signal_raises_crash(open_board, shell, functions, sig
     assert "last words" in caught.value.detail
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("others_mib", "kind", "text"),
     [(200, BoardUnfit, "other processes use the board's"), (1, RunCrashed, "the program used")],
@@ -602,6 +620,7 @@ def test_run_output_reports_memory_after_kill(lines, expected):
     assert scripts.ended("\n".join(MEMORY)) is None
 
 
+@pytest.mark.ci
 def test_timeout_stops_child_processes(open_board, shell, functions):
     program = vendor(shell, f"sleep 1000 & echo $! >'{shell.home.parent}/child'; wait")
     board = open_board(RuntimeCommand(kind="command", program=program))
@@ -611,6 +630,7 @@ def test_timeout_stops_child_processes(open_board, shell, functions):
     eventually(lambda: not is_running(child))
 
 
+@pytest.mark.ci
 def test_command_stops_after_connection_closes(open_board, shell, functions):
     program = vendor(shell, "echo $$ >../../pid; exec sleep 1000")
     board = open_board(RuntimeCommand(kind="command", program=program))
@@ -639,6 +659,7 @@ def test_command_runs_without_telemetry_unless_configured(environment, expected,
     assert ended is not None and ended.out.strip() == expected
 
 
+@pytest.mark.ci
 def test_runs_of_multiple_controllers_are_serialized(open_board, shell):
     busy = shell.home.parent / "busy"
     program = vendor(
@@ -812,6 +833,7 @@ def test_missing_size_tool_raises_board_error(open_board, shell, functions):
         board.load(artifact_of(functions, "none")).run({})
 
 
+@pytest.mark.ci
 def test_missing_or_broken_command_raises_board_unfit(open_board, shell, functions, tmp_path):
     artifact = artifact_of(functions, "none")
     for program in ("no-such-vendor-run", "/no/such/vendor-run"):
@@ -972,6 +994,7 @@ def test_profile_of_failing_program_raises_run_error(open_board, functions):
         program.profile({"n": N7})
 
 
+@pytest.mark.ci
 def test_profile_timeout_stops_tool(open_board, functions):
     board = open_board()
     artifact = artifact_of(functions, "hangs")
@@ -1043,6 +1066,7 @@ def torch_functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_mlir(text, tmp_path_factory.mktemp("torch"), "torch")
 
 
+@pytest.mark.ci
 def test_undeclared_program_accepts_given_inputs(open_board, torch_functions):
     given = np.array([1, 2, 3, 254], np.uint8), np.array(1, np.int64)
     result, _, program = run(open_board(), artifact_of(torch_functions, "main"), *given)
@@ -1055,6 +1079,7 @@ def test_undeclared_program_accepts_given_inputs(open_board, torch_functions):
         run(open_board(), artifact_of(torch_functions, "main"), given[0])
 
 
+@pytest.mark.ci
 def test_undeclared_output_requires_typed_file(open_board, torch_functions):
     with pytest.raises(RunFailed, match="unsupported data encoding"):
         run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))

@@ -39,6 +39,7 @@ def test_deploy_checks_free_space_before_sending(shell: Any, small: Small, monke
     assert not (shell.home / ".hil" / "packages").exists()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("folder", ["", "elsewhere/hil", "~/at home", "{home}/absolute/"])
 def test_deploy_uses_default_or_configured_directory(shell: Any, small: Small, folder: str):
     chosen = folder.format(home=shell.home)
@@ -97,6 +98,7 @@ def test_deploy_rejects_directory_of_other_user(shell: Any, small: Small):
     os.chown(place.folder, 0, 0)
 
 
+@pytest.mark.ci
 def test_deploy_recreates_cleaned_directory(shell: Any, small: Small):
     place = put(shell, small())
     was = ensure.ask(shell, "probe", "", "other", board="here").installed
@@ -122,6 +124,7 @@ def test_clean_waits_for_running_deploy(shell: Any, small: Small, monkeypatch: p
     assert not Path(place.folder).exists()
 
 
+@pytest.mark.ci
 def test_deploy_ignores_timestamps_from_the_future(shell: Any, small: Small):
     for text in ("first", "second"):
         put(shell, small(text))
@@ -168,6 +171,7 @@ def test_probe_separates_empty_from_missing_directory():
     assert probe.parse("folder\t/root/.hil\n").used_bytes is None
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
 @pytest.mark.parametrize(("options", "reason"), [("noexec", "noexec"), ("ro", "Read-only file system")])
 def test_deploy_names_remounted_directory(shells: Any, small: Small, options: str, reason: str):

@@ -99,6 +99,7 @@ def test_ensure_agent_accumulates_runtimes(shell: Any):
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
 
 
+@pytest.mark.ci
 def test_new_version_replaces_running_agent(shell: Any, small: Small):
     first = put(shell, small("first"))
     old = pid_of(shell)
@@ -110,6 +111,7 @@ def test_new_version_replaces_running_agent(shell: Any, small: Small):
     assert is_gone(old)
 
 
+@pytest.mark.ci
 def test_deploy_drops_packages_of_older_versions(shell: Any, small: Small):
     for text in ("first", "second", "third"):
         put(shell, small(text))
@@ -119,6 +121,7 @@ def test_deploy_drops_packages_of_older_versions(shell: Any, small: Small):
     assert put(shell, small("second")).pushed_bytes == 0
 
 
+@pytest.mark.ci
 def test_deploy_waits_for_agent_in_use(shell: Any, small: Small):
     place = put(shell, small("first"))
     in_use = Path(place.folder, "store", "in-use")
@@ -178,6 +181,7 @@ def test_deploy_restarts_killed_agent_without_upload(shell: Any, small: Small):
     assert accepts(again) and pid_of(shell) != old
 
 
+@pytest.mark.ci
 def test_deploy_ignores_pid_of_other_process(shell: Any, small: Small):
     place = put(shell, small())
     probe.stop(shell, "")
@@ -198,6 +202,7 @@ def test_deploy_waits_for_other_deploy(shell: Any, small: Small):
     assert accepts(place) and place.build != first.build
 
 
+@pytest.mark.ci
 def test_concurrent_deploys_start_single_agent(shells: Callable[..., Any], small: Small):
     with ThreadPoolExecutor() as pool:
         places = list(pool.map(lambda shell: put(shell, small()), [shells(), shells(), shells()]))
@@ -243,6 +248,7 @@ def test_install_rejects_package_with_outside_paths(shell: Any, tmp_path: Path):
     assert not list(shell.home.rglob("outside.py"))
 
 
+@pytest.mark.ci
 def test_deploy_resends_deleted_packages(shell: Any, small: Small):
     place = put(shell, small())
     probe.stop(shell, "")

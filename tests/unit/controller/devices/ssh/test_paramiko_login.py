@@ -299,6 +299,7 @@ def test_login_rejects_irregular_identity(home: Path, person: Person, name: str)
         log_in(Server("publickey"), identities=(home / name,))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
 @pytest.mark.parametrize("form", ["OpenSSH", "TraditionalOpenSSL", "PKCS8"])
 @pytest.mark.parametrize("passphrase", ["", "sesame"])

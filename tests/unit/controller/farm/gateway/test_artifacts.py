@@ -69,6 +69,7 @@ def put(store: ArtifactStore, data: bytes, name: str = "", size: int | None = No
     return name
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("data", [b"", b"small", bytes(range(256)) * 20_000], ids=["empty", "small", "5 MB"])
 def test_store_returns_uploaded_data(store: ArtifactStore, data: bytes) -> None:
     name = digest_of(data)
@@ -86,6 +87,7 @@ def test_store_accepts_sha256_digests(store: ArtifactStore) -> None:
     assert b"".join(store.read(name)) == b"data"
 
 
+@pytest.mark.ci
 def test_store_lists_missing_digests_in_request_order(store: ArtifactStore) -> None:
     names = [digest_of(bytes([number])) for number in range(40)]
     for number in range(0, 40, 2):

@@ -67,6 +67,7 @@ def test_tunnel_carries_data_and_end_in_both_directions() -> None:
         tunnels.find("x")
 
 
+@pytest.mark.ci
 def test_tunnel_delivers_all_data_to_slow_reader_after_eof() -> None:
     holder, board = Side(b"all that I ask", slow_s=0.3), Side(b"1", b"2", b"3")
     carried(holder, board)

@@ -23,6 +23,7 @@ def told(code: str) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "wait",
     [
@@ -104,6 +105,7 @@ print("nothing runs, nothing ends")
 """) == ["None the host was stopped", "nothing runs, nothing ends"]
 
 
+@pytest.mark.ci
 def test_task_end_ignores_work_started_later():
     assert told("""
 reached, go = threading.Event(), threading.Event()

@@ -144,6 +144,7 @@ def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -
         made.close()
 
 
+@pytest.mark.ci
 def test_stream_sends_hello_before_beats(gateway, board, attending):
     eventually(lambda: len(gateway.of("beat")) >= 5)
     assert gateway.kinds()[0] == "hello" and gateway.kinds().count("hello") == 1
@@ -175,6 +176,7 @@ def test_stream_repeats_hello_and_started_after_reconnect(gateway, board, attend
     assert gateway.kinds()[:2] == ["hello", "started"] and gateway.of("started")[0].direct == "unix:/agent.sock"
 
 
+@pytest.mark.ci
 def test_stream_omits_ended_leases_after_reconnect(gateway, board, attending):
     eventually(lambda: gateway.heard)
     attending.started(5, "")
@@ -218,6 +220,7 @@ def test_stream_sends_case_results_with_lines(gateway, board, attending):
     assert "a: PASS ?\n" in [said.text for said in gateway.of("printed")]
 
 
+@pytest.mark.ci
 def test_stream_reconnects_when_gateway_stays_silent(gateway, board, attending, monkeypatch):
     monkeypatch.setattr(gateway_stream, "_SILENT_S", 1.0)
     # The next answer applies the new limit. Wait, so that no pending answer resets it.
@@ -228,6 +231,7 @@ def test_stream_reconnects_when_gateway_stays_silent(gateway, board, attending, 
     assert board.told == ["the gateway does not respond; retrying", "reconnected to the farm"]
 
 
+@pytest.mark.ci
 def test_stream_pauses_after_refused_token(gateway, board, attending):
     eventually(lambda: gateway.heard)
     gateway.refuses = True

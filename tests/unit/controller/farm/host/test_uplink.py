@@ -281,6 +281,7 @@ def test_call_fails_without_uplink(tmp_path):
         ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
 
 
+@pytest.mark.ci
 def test_uplink_process_ends_when_event_loop_blocks(tmp_path):
     command = [sys.executable, "-c", STUCK, str(tmp_path / "uplink")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -320,6 +321,7 @@ def test_uplink_closes_connection_on_malformed_frames(path, junk):
 BEAT, STARTED = pb.FromBoard(beat=pb.BoardBeat()), pb.FromBoard(started=pb.Started(lease=1))
 
 
+@pytest.mark.ci
 def test_uplink_sends_beats_of_workers_together(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def _may(one: WaitingJob, board: FreeBoard) -> bool:
     )
 
 
+@pytest.mark.ci
 @given(st.lists(JOBS, max_size=12), st.lists(BOARDS, max_size=6), USES)
 def test_policy_assigns_every_usable_board_to_single_job(
     some: list[WaitingJob], free: list[FreeBoard], use: dict[tuple[str, str], BoardUse]

@@ -17,6 +17,7 @@ NOW = datetime.datetime.now(datetime.timezone.utc)
 HOUR = datetime.timedelta(hours=1)
 
 
+@pytest.mark.ci
 def test_token_identifies_user_role_and_project(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         ann = await add_token(tx, "ann", Role.SUBMITTER, "vision", "her laptop")

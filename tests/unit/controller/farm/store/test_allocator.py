@@ -15,6 +15,7 @@ from hil.controller.farm.scheduler import policy
 from hil.controller.farm.store import records
 
 
+@pytest.mark.ci
 def test_allocator_grants_free_board_immediately(desk: Desk) -> None:
     desk.online("a")
     [name] = desk.submit(selector="name=a")
@@ -51,6 +52,7 @@ def test_allocator_alternates_between_users(desk: Desk) -> None:
     assert desk.grant("a").job == berts
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("state", ["suspect", "quarantined", "offline"])
 def test_allocator_grants_only_online_boards(desk: Desk, state: str) -> None:
     desk.online("a")
@@ -105,6 +107,7 @@ def test_event_records_reason_of_retry(desk: Desk, result: JobResult, why: str) 
     assert ("job.again", why) in desk.events(job=name)
 
 
+@pytest.mark.ci
 def test_allocator_avoids_failed_board_if_another_matches(desk: Desk) -> None:
     desk.online("a", "b")
     desk.submit(board="b", timeout_s=50)
@@ -116,6 +119,7 @@ def test_allocator_avoids_failed_board_if_another_matches(desk: Desk) -> None:
     assert (desk.grant("b").job, desk.grant("b").attempt) == (name, 2)
 
 
+@pytest.mark.ci
 def test_allocator_reuses_failed_board_when_only_choice(desk: Desk) -> None:
     desk.online("a", "b")
     desk.drain("b")
@@ -169,6 +173,7 @@ def test_allocator_caches_parsed_labels(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert next(iter(known.values())) is before
 
 
+@pytest.mark.ci
 def test_concurrent_grants_never_share_board(desk: Desk) -> None:
     desk.online("a", "b", "c")
 

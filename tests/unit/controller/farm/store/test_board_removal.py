@@ -78,6 +78,7 @@ def test_forgotten_board_returns_as_new_with_higher_fence(desk: Desk) -> None:
     assert known(desk) == ["a"]
 
 
+@pytest.mark.ci
 def test_forget_absent_removes_old_boards_except_held(desk: Desk) -> None:
     desk.online("long", "lately", "held", "here")
     desk.drain("held")

@@ -137,6 +137,7 @@ def test_drained_board_finishes_job_and_starts_none(desk: Desk) -> None:
     assert (desk.board("a")["hold"], desk.board("a")["hold_reason"]) == ("", "")
 
 
+@pytest.mark.ci
 def test_board_failed_while_draining_runs_check_on_resume(desk: Desk) -> None:
     desk.online("a")
     desk.submit(max_attempts=1)

@@ -67,6 +67,7 @@ def test_query_error_differs_from_outage(farm_db: str) -> None:
     with_database(farm_db, work)
 
 
+@pytest.mark.ci
 def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
 
@@ -82,6 +83,7 @@ def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch
     with_database(farm_db, work, patience_s=patience_s)
 
 
+@pytest.mark.ci
 def test_database_reports_outage_when_pool_stays_busy(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
 
@@ -95,6 +97,7 @@ def test_database_reports_outage_when_pool_stays_busy(farm_db: str, monkeypatch:
     with_database(farm_db, work, patience_s=PATIENCE_S)
 
 
+@pytest.mark.ci
 def test_database_replaces_terminated_connections(farm_db: str) -> None:
     async def work(database: Database) -> None:
         killed = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()"
@@ -131,6 +134,7 @@ def test_frozen_transaction_releases_locks_after_timeout(farm_db: str) -> None:
     with_database(farm_db, work)
 
 
+@pytest.mark.ci
 def test_database_clients_recover_from_server_crash(tmp_path: Path) -> None:
     """Kill the server twice; connections, followers and queue listeners must reconnect."""
     server = EmbeddedDatabase(tmp_path, settings={"fsync": "off"})

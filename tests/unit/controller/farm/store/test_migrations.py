@@ -51,6 +51,7 @@ def catalog(url: str) -> list[dict[str, Any]]:
     return with_tx(url, lambda tx: rows(tx, CATALOG))
 
 
+@pytest.mark.ci
 def test_migrate_creates_database_and_ignores_repeat(any_db: str) -> None:
     done = asyncio.run(migrate(any_db))
     assert done == [name for part in shipped() for name in part.steps]

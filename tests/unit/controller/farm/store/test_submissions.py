@@ -158,6 +158,7 @@ def test_cancel_ends_open_jobs_of_submission(farm: Desk) -> None:
     assert farm.grants() == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["99", "1.9", "99999999999999999999", "1.99999999999999999999", "x"])
 def test_cancel_rejects_unknown_job(farm: Desk, name: str) -> None:
     with pytest.raises(UsageError, match=r"job .* not found|invalid job name"):

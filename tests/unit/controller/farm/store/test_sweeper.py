@@ -146,6 +146,7 @@ def test_tick_repeats_cancelled_check(desk: Desk) -> None:
     assert desk.grant("b").lease != first.lease
 
 
+@pytest.mark.ci
 def test_frozen_gateway_releases_sole_sweeper_lock(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
     desk.silence("a")
@@ -167,6 +168,7 @@ def test_frozen_gateway_releases_sole_sweeper_lock(desk: Desk, monkeypatch: pyte
     assert desk.board("a")["state"] == "offline"
 
 
+@pytest.mark.ci
 def test_frozen_gateway_releases_leases_while_writing_beats(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
     desk.submit()
@@ -187,6 +189,7 @@ def test_frozen_gateway_releases_leases_while_writing_beats(desk: Desk, monkeypa
         desk.run(frozen())
 
 
+@pytest.mark.ci
 def test_thaw_spares_active_old_transaction(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction may be old; its gateway's last query counts."""
     monkeypatch.setattr(sweeper, "_FROZEN_S", 2.5)
@@ -203,6 +206,7 @@ def test_thaw_spares_active_old_transaction(desk: Desk, monkeypatch: pytest.Monk
     desk.do(slow)
 
 
+@pytest.mark.ci
 def test_farm_recovers_when_all_connections_wait(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer has no free connection, but the farm must recover."""
     monkeypatch.setattr(sweeper, "_FROZEN_S", 1.0)

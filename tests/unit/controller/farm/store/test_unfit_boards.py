@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.farm_desks import PASSED, Desk
 
 from hil.controller.farm.messages import PROBE_S, JobResult, Kind
@@ -20,6 +21,7 @@ def fail_on_each(desk: Desk, name: str) -> list[str]:
     return tried
 
 
+@pytest.mark.ci
 def test_unfit_job_tries_every_board_before_failing(desk: Desk) -> None:
     desk.online("a", "b", "c", "d")
     [name] = desk.submit(max_attempts=2)

@@ -63,6 +63,7 @@ def test_find_onnx_ignores_quantized_weights(tmp_path: Path):
     assert find_onnx(str(path)) == []
 
 
+@pytest.mark.ci
 def test_quantum_atol_multiplies_step_by_roundings(context: RunContext, tmp_path: Path):
     def atol(path: Path, quanta: float) -> float | None:
         return quantum_atol(Flow("f", "iree", quanta=quanta), path, context, tmp_path / "log")
@@ -82,6 +83,7 @@ def test_quantum_atol_of_unquantized_model_returns_none(context: RunContext, tmp
     assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", context, tmp_path / "log") is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", [residual_cnn, attention])
 def test_quantized_network_step_matches_output_range(context: RunContext, tmp_path: Path, make):
     path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], context, tmp_path / "log")

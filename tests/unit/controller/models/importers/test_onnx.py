@@ -64,6 +64,7 @@ def test_import_reads_signature_name_and_digest(save_onnx: Save, isolated: Isola
     assert model.producer["opsets"] == {"ai.onnx": 17}
 
 
+@pytest.mark.ci
 def test_import_without_pool_starts_process(save_onnx: Save) -> None:
     assert import_model(relu(save_onnx)).outputs
 

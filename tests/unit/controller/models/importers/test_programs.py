@@ -47,6 +47,7 @@ def test_import_fixes_open_dimensions(tmp_path: Path):
     assert error.value.hint == "symbolic dimensions: input0.dim0, input0.dim1"
 
 
+@pytest.mark.ci
 def test_damaged_pte_raises_import_error(tmp_path: Path):
     whole = (FILES / "linear.pte").read_bytes()
     path = tmp_path / "broken.pte"
@@ -62,6 +63,7 @@ def test_missing_method_raises_usage_error():
     assert error.value.hint == "choose one with --function: forward"
 
 
+@pytest.mark.ci
 def test_import_includes_ptd_file(tmp_path: Path):
     model = import_model(FILES / "outside.pte")
     assert sorted(model.files) == ["outside.ptd", "outside.pte"]
@@ -101,6 +103,7 @@ LIBRARY = LibrarySignature(
 )
 
 
+@pytest.mark.ci
 def test_import_reads_tfcompile_library(tmp_path: Path):
     path, cache = tmp_path / "step.so", Cache(tmp_path / "cache")
     path.write_bytes(b"\x7fELF" + bytes(60) + write_signature(LIBRARY).encode() + bytes(60))
@@ -123,6 +126,7 @@ def test_import_reads_tfcompile_library(tmp_path: Path):
         import_model(path, cache=cache)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("data", [b"\x7fELF", b'{"abi": 1, "function": ', b'{"abi": 99, "function": ""}\0'])
 def test_other_library_raises_import_error(tmp_path: Path, data: bytes):
     (tmp_path / "libc.so").write_bytes(data)

@@ -62,6 +62,7 @@ def create(model: Path, context: RunContext, monkeypatch: pytest.MonkeyPatch) ->
     return call
 
 
+@pytest.mark.ci
 def test_bundle_case_uses_given_outputs_or_reference(create):
     (method,) = create("whole.npz", "asks.npz", "wrong.npz", "folder", rtol=1e-3).methods
     sources = {case.name: case.source for case in method.cases}
@@ -208,6 +209,7 @@ def refuse(*_: Any, **__: Any) -> None:
     raise ImportFailed("the converter changed output sum", stage="import")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", ["whole.npz", "asks.npz"])
 def test_wrong_rewrite_stops_create(create, monkeypatch, case):
     monkeypatch.setattr("hil.controller.workloads.bundles.create.check_rewrites", refuse)

@@ -242,6 +242,7 @@ def test_diverged_training_matches_only_diverged_training():
     assert "loss" in match([{"loss": np.array([np.nan, 2, 1], np.float32)}], diverged)[1]
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
 @pytest.mark.parametrize(("toolchain", "extra"), [("iree", "tensorflow"), ("tfcompile", "tfcompile")])
 def test_study_without_tensorflow_names_extra(hil, tmp_path, toolchain, extra):

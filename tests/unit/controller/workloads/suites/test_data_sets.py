@@ -58,6 +58,7 @@ def swapped(model: Path) -> None:
     save_set(model, 0, [("b", B), ("a", A)], [("s", A + B), ("d", A - B)])
 
 
+@pytest.mark.ci
 def test_named_tensors_are_paired_by_name(model, context, tmp_path):
     swapped(model)
     data = data_of(model, "model_test_data_set_0", context, tmp_path / "case")

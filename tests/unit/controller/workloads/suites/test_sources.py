@@ -265,6 +265,7 @@ def test_local_directory_never_selects_built_in_suite(tmp_path, context, monkeyp
         assert ids(suite) == ["net_full_model"] and suite.expected == Path(name, "expected.toml")
 
 
+@pytest.mark.ci
 def test_built_in_models_have_whole_and_layer_cases(context, data_of):
     suite = open_suite(SuiteRequest("@models"), PLAIN, context)
     found = ids(suite)

@@ -93,6 +93,7 @@ REPORTS: dict[str, Callable[[Path, CaseRecord], str]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("report", REPORTS)
 def test_report_contains_every_fact(report: str, tmp_path: Path) -> None:
     for number, (fact, (values, text)) in enumerate(FACTS.items()):

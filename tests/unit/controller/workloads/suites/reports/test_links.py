@@ -66,6 +66,7 @@ def test_reports_do_not_link_missing_files(tmp_path: Path) -> None:
     assert list(links_of(run, run.records[0])) == []
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_first_failing_cases_have_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_PICTURES", "1")

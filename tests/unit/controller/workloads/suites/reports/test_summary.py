@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 from support.suite_runs import case, large_run, suite_run
 
@@ -136,6 +137,7 @@ def test_summary_stays_below_a_megabyte(tmp_path):
     assert "... and 200 more cases" in text and "... and 370 more operators" in text
 
 
+@pytest.mark.ci
 def test_summary_of_large_run_stays_short(tmp_path):
     records = large_run(2000)
     text = summary(tmp_path, *records)
