@@ -95,29 +95,30 @@ def test_agent_generates_tokens_with_largest_logits(client, decoder):
     assert stopped.outputs[steps.TOKENS].tolist() == tokens[:1]
 
 
+# Changes to a plan, inputs, and the expected error.
+INVALID_STEPS = [
+    ({"logits": 7}, ids([1], [], []), "the outputs"),
+    ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
+    ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
+    ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
+    ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "the inputs .* of function 'f'"),
+    ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),)}, ids([1], [], []), "function 'f'|'f' not found"),
+    ({}, ids([], [], []), "the prompt is empty"),
+    ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),
+    ({}, {"prompt": np.array([1])}, "takes 3 inputs, got 1"),
+    ({}, {**ids([1], [], []), "prompt": np.float32([1])}, "does not take a 1 float32 tensor"),
+]
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("change", "inputs", "words"),
-    [
-        ({"logits": 7}, ids([1], [], []), "the outputs"),
-        ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
-        ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
-        ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
-        ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "the inputs .* of function 'f'"),
-        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),)}, ids([1], [], []), "function 'f'|'f' not found"),
-        ({}, ids([], [], []), "the prompt is empty"),
-        ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),
-        ({}, {"prompt": np.array([1])}, "takes 3 inputs, got 1"),
-        ({}, {**ids([1], [], []), "prompt": np.float32([1])}, "does not take a 1 float32 tensor"),
-    ],
-)
-def test_agent_rejects_invalid_steps_and_retains_program(client, decoder, change, inputs, words):
+def test_agent_rejects_invalid_steps_and_retains_program(client, decoder):
     model, plan = decoder
     model.push(client)
     loaded = model.load(client)
-    with pytest.raises(errors.HilError, match=words):
-        client.invoke(loaded.program_id, inputs, steps=replace(plan, **change))
-    client.invoke(loaded.program_id, ids([1, 4], [], []), steps=plan)
+    for change, inputs, words in INVALID_STEPS:
+        with pytest.raises(errors.HilError, match=words):
+            client.invoke(loaded.program_id, inputs, steps=replace(plan, **change))
+        client.invoke(loaded.program_id, ids([1, 4], [], []), steps=plan)
 
 
 def test_agent_skips_payload_of_known_blob(client, add):

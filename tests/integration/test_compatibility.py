@@ -12,6 +12,7 @@ import pytest
 from support.agents import start_process, stop_process
 from support.fake_agent import FakeAgent
 from support.releases import PREVIOUS, ROOT, Release, extract_previous
+from support.slow import slow_except
 from support.waiting import eventually
 
 from hil.core import own_version
@@ -38,7 +39,7 @@ def releases(tmp_path_factory) -> dict[str, Release]:
     return made
 
 
-@pytest.mark.parametrize(("agent", "controller"), [NAMES, NAMES[::-1]])
+@pytest.mark.parametrize(("agent", "controller"), slow_except([NAMES, NAMES[::-1]], 0))
 def test_agent_serves_controller_of_another_release(releases, agent, controller, doubling, tmp_path):
     environment = releases[agent].environment
     process, address = start_process(

@@ -212,6 +212,7 @@ LONG = (
     "agent",
     "suite-reports",
     "profiling",
+    "suites",
 )
 PLAIN = [
     pytest.param(

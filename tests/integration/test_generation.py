@@ -233,6 +233,7 @@ def test_interrupted_generation_resumes(hil, environment, tmp_path):
     assert finished[0] == finished[1]
 
 
+@pytest.mark.slow
 def test_bisect_finds_wrong_operator_of_wrong_call(hil, tmp_path):
     spec = write_spec(tmp_path, right=(PROMPT[:3], FORCED[:2]), wrong=(PROMPT, FORCED))
     # The fault damages the cache of layer 2 in every call; the first call of the first prompt is therefore wrong.

@@ -131,7 +131,7 @@ def test_profile_accepts_mlir_model(settings: dict[str, Any], tmp_path: Path) ->
     assert [row["onnx_nodes"] for row in table(tmp_path / DISPATCHES)] == ["line 2"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_profile_reports_compiler_usage_and_timeout_errors(settings: dict[str, Any], tmp_path: Path) -> None:
     model = digits(settings)
     with pytest.raises(UsageError, match="--no-such-flag"):
