@@ -1,0 +1,288 @@
+"""Metrics of an evaluation: the score of each sample, and the score of all samples together."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.pipeline.verdicts.accepting import load_function
+from hil.core.tensors import Array
+from hil.errors import UsageError, did_you_mean
+
+Weights = npt.NDArray[np.float64]
+# Returns the score of all samples. The argument has the weight of each sample, float64 [samples].
+Scorer = Callable[[Weights], float]
+# A sample's outputs by name, and its label -> result.
+UserScore = Callable[[Mapping[str, Array], Any], Any]
+
+NAMES = ("top1", "top5", "map", "wer", "mse")
+_DEFAULT_FUNCTION = "score"
+
+
+@dataclass(frozen=True)
+class SampleScore:
+    """Score of a sample.
+
+    Attributes:
+        value: the sample's own score.
+        evidence: JSON value from which the score of all samples is computed; see :meth:`Metric.scorer`.
+        answer: JSON value that shows the model's answer. Answers of the board and of the reference are compared.
+    """
+
+    value: float
+    evidence: Any
+    answer: Any
+
+
+class Metric(ABC):
+    """Metric that compares outputs with labels.
+
+    Attributes:
+        name: text of ``--metric``.
+        is_higher_better: False for errors.
+        bounds: smallest and largest score of a sample, if the total score is the mean of the samples' scores. Only such
+            a metric supports an early stop. None otherwise.
+        is_share: True if the score of all samples is a share, where 1 is 100 %.
+        load_file: loads an input file that is not a tensor file; None without such a function.
+    """
+
+    name: str
+    is_higher_better = True
+    bounds: tuple[float, float] | None = None
+    is_share = False
+    load_file: Callable[[Path], Any] | None = None
+
+    @abstractmethod
+    def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
+        """Score the outputs for a sample. Raises UsageError if the outputs or the label do not fit the metric."""
+
+    def scorer(self, evidence: Sequence[Any]) -> Scorer:
+        """Return a function that scores all samples from their evidence. This is the weighted mean by default."""
+        values = np.array([float(one) for one in evidence], np.float64)
+        return lambda weights: float(np.average(values, weights=weights))
+
+
+class TopK(Metric):
+    """Share of samples whose label is among the K classes with the largest values.
+
+    A label with several elements has a row of classes per element.
+    """
+
+    bounds = (0.0, 1.0)
+    is_share = True
+
+    def __init__(self, count: int, output: str = "") -> None:
+        self.name = f"top{count}"
+        self._count = count
+        self._output = output
+
+    def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
+        """Return the share of correct elements, and the chosen classes as the answer."""
+        array = choose_output(outputs, self._output, self.name)
+        wanted = _to_classes(label)
+        if array.dtype.kind in "iub" and array.size == wanted.size and self._count == 1:
+            chosen = array.reshape(-1, 1).astype(np.int64)
+        else:
+            rows = np.asarray(array, np.float64).reshape(-1, array.shape[-1] if array.ndim else 1)
+            if len(rows) != wanted.size:
+                raise UsageError(
+                    f"output has {len(rows)} rows of {rows.shape[1]} classes, the label has {wanted.size} elements",
+                    hint=f"{self.name} needs an output [..., classes] with a row per element of the label",
+                )
+            if rows.shape[1] <= self._count:
+                raise UsageError(f"{self.name} cannot fail: the output has only {rows.shape[1]} classes")
+            # NaN is never an answer. A stable sort of the negated values chooses the first of equal classes.
+            ranked = np.argsort(-np.where(np.isnan(rows), -np.inf, rows), axis=1, kind="stable")[:, : self._count]
+            chosen = np.where(np.take_along_axis(np.isnan(rows), ranked, 1), -1, ranked)
+        share = float((chosen == wanted[:, None]).any(axis=1).mean())
+        return SampleScore(share, share, np.sort(chosen, axis=1).ravel().tolist())
+
+
+class MeanSquaredError(Metric):
+    """Mean of the squared differences between an output and its label."""
+
+    name = "mse"
+    is_higher_better = False
+
+    def __init__(self, output: str = "") -> None:
+        self._output = output
+
+    def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
+        """Return the mean squared error of the sample, computed in float64."""
+        array = choose_output(outputs, self._output, self.name)
+        try:
+            wanted = np.asarray(label, np.float64)
+            actual = np.asarray(array, np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"mse needs numbers: {error}") from error
+        if actual.size != wanted.size or not actual.size:
+            raise UsageError(f"output has shape {actual.shape}, the label has shape {wanted.shape}")
+        with np.errstate(all="ignore"):
+            value = float(np.mean((actual.ravel() - wanted.ravel()) ** 2))
+        return SampleScore(value, value, None)
+
+
+class WordErrorRate(Metric):
+    """Edits that turn the answers into the labels, divided by the number of words in all labels.
+
+    An edit inserts, deletes or replaces a word. Words are token IDs, or words of a string. Negative IDs are padding.
+    """
+
+    name = "wer"
+    is_higher_better = False
+    is_share = True
+
+    def __init__(self, output: str = "") -> None:
+        self._output = output
+
+    def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
+        """Return the sample's edits per word of the label, and the number of edits and words as evidence."""
+        heard = _to_words(choose_output(outputs, self._output, self.name), "output")
+        wanted = _to_words(label, "label")
+        edits = count_edits(heard, wanted)
+        return SampleScore(edits / max(len(wanted), 1), [edits, len(wanted)], heard)
+
+    def scorer(self, evidence: Sequence[Any]) -> Scorer:
+        """Return a function that divides the edits of all samples by the words of all labels."""
+        counts = np.array([[float(edits), float(words)] for edits, words in evidence], np.float64).reshape(-1, 2)
+
+        def score(weights: Weights) -> float:
+            edits, words = weights @ counts
+            return float(edits / words) if words else (math.inf if edits else 0.0)
+
+        return score
+
+
+def count_edits(heard: Sequence[Any], wanted: Sequence[Any]) -> int:
+    """Return the Levenshtein distance of two sequences (Wagner and Fischer 1974)."""
+    previous = list(range(len(wanted) + 1))
+    for row, word in enumerate(heard, 1):
+        current = [row]
+        for column, other in enumerate(wanted, 1):
+            replaced = previous[column - 1] + (word != other)
+            current.append(min(replaced, previous[column] + 1, current[-1] + 1))
+        previous = current
+    return previous[-1]
+
+
+class UserMetric(Metric):
+    """Metric of a user's Python file.
+
+    The file may also define ``HIGHER_IS_BETTER`` (default True), ``BOUNDS``, the smallest and largest score, and
+    ``load(path)``, which returns the array in an input file.
+    """
+
+    def __init__(self, text: str, function: UserScore) -> None:
+        self.name = text
+        self._function = function
+        names = getattr(function, "__globals__", {})
+        self.is_higher_better = bool(names.get("HIGHER_IS_BETTER", True))
+        if callable(load := names.get("load")):
+            self.load_file = load
+        bounds = names.get("BOUNDS")
+        if bounds is None:
+            return
+        try:
+            low, high = map(float, bounds)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            raise UsageError(f"{text}: BOUNDS must be two numbers in ascending order, got {bounds!r:.80}")
+        self.bounds = (low, high)
+        self.is_share = self.bounds == (0.0, 1.0)
+
+    def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
+        """Call the user's function. Exceptions of the function become UsageError."""
+        try:
+            value = self._function(outputs, label)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # user code may raise anything, even SystemExit
+            raise UsageError(f"{self.name} failed: {type(error).__name__}: {error}"[:500]) from error
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf" or array.size != 1:
+            raise UsageError(f"{self.name} must return a number, got {value!r:.80}")
+        score = float(array.reshape(()))
+        if self.bounds is not None and not self.bounds[0] <= score <= self.bounds[1]:
+            raise UsageError(f"{self.name} returned {score:g}, outside BOUNDS {self.bounds}")
+        return SampleScore(score, score, None)
+
+
+def choose_metric(text: str, output: str = "") -> Metric:
+    """Return the metric for a text of ``--metric``: a name, or ``FILE.py[:FUNCTION]``.
+
+    Args:
+        output: name of the output to score; "" is the only output. Not used by ``map`` and Python files.
+
+    Raises:
+        UsageError: the name is unknown, or the file or function cannot be loaded.
+    """
+    file, colon, function = text.rpartition(":") if text.rpartition(":")[0].endswith(".py") else (text, "", "")
+    if file.endswith(".py"):
+        if output:
+            raise UsageError("--output cannot be used with a Python file", hint="choose the output in the function")
+        if colon and not function:
+            raise UsageError(f"invalid --metric {text!r}: expected FILE.py:FUNCTION")
+        path = Path(file)
+        return UserMetric(
+            f"{path.name}:{function or _DEFAULT_FUNCTION}", load_function(file, function or _DEFAULT_FUNCTION)
+        )
+    if text == "map":
+        from hil.controller.analysis.evaluation.detection import MeanAveragePrecision
+
+        if output:
+            raise UsageError("--output cannot be used with map", hint="map uses the outputs boxes, scores and classes")
+        return MeanAveragePrecision()
+    if text in ("top1", "top5"):
+        return TopK(int(text[3:]), output)
+    if text == "wer":
+        return WordErrorRate(output)
+    if text == "mse":
+        return MeanSquaredError(output)
+    raise UsageError(
+        f"unknown metric {text!r}", hint=f"{did_you_mean(text, NAMES)}expected {', '.join(NAMES)} or FILE.py[:FUNCTION]"
+    )
+
+
+def choose_output(outputs: Mapping[str, Array], name: str, metric: str) -> Array:
+    """Return the output to score. Raises UsageError if it does not exist, or if a model has several outputs."""
+    if name and name not in outputs:
+        raise UsageError(
+            f"unknown output {name!r}", hint=f"{did_you_mean(name, list(outputs))}outputs: {', '.join(outputs)}"
+        )
+    if not name and len(outputs) != 1:
+        raise UsageError(f"{metric} needs a single output, the model has {len(outputs)}", hint=_choose_hint(outputs))
+    return outputs[name or next(iter(outputs))]
+
+
+def _choose_hint(outputs: Mapping[str, Array]) -> str:
+    return f"choose one with --output: {', '.join(outputs)}" if outputs else ""
+
+
+def _to_classes(label: Any) -> npt.NDArray[np.int64]:
+    array = np.asarray(label)
+    if array.dtype.kind not in "iub" and not (array.dtype.kind == "f" and (array == np.round(array)).all()):
+        raise UsageError(f"label must have class numbers, got {label!r:.80}")
+    if not array.size:
+        raise UsageError("label is empty")
+    return array.astype(np.int64).ravel()
+
+
+def _to_words(value: Any, what: str) -> list[Any]:
+    """Return words of strings, or token IDs without negative IDs."""
+    array = np.asarray(value)
+    if array.dtype.kind in "iub":
+        return [one for one in array.ravel().tolist() if one >= 0]
+    if array.dtype.kind in "OUS" and all(isinstance(one, (str, bytes)) for one in array.ravel().tolist()):
+        texts = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in array.ravel().tolist()]
+        return " ".join(texts).split()
+    if not array.size:
+        return []
+    raise UsageError(f"wer needs strings or token IDs, the {what} has {array.dtype}")
