@@ -18,6 +18,7 @@ from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
 from hil.controller.records.commands import boards, bundles, farm, models, stored
 from hil.controller.records.commands.errors import ErrorDocument
+from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.farm import ANSWERS, FarmEvent
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.run import RunRecord
@@ -71,6 +72,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "cache ls": [stored.CacheList],
     "compare": [models.CompareResult],
     "compile": [models.CompiledProgram],
+    "eval": [EvaluationRecord],
     "flows": [models.FlowList],
     "layers": [models.LayerList],
     "profile diff": [stored.ProfileComparison],
@@ -122,6 +124,8 @@ STORED: Mapping[str, type[Record]] = {
     "bench": BenchRecord,
     "bisect": BisectRecord,
     "study": StudyRecord,
+    "evaluation": EvaluationRecord,
+    "evaluation sample": EvaluatedSample,
     "trace comparison": StoredTraceComparison,
 }
 FILES = {

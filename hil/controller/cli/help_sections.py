@@ -24,12 +24,13 @@ SECTIONS = {
         "key",
     ),
     "Model and inputs": (
-        *("function", "functions", "dims", "inputs", "seed", "input_range", "generate"),
+        *("function", "functions", "dims", "inputs", "seed", "input_range", "generate", "dataset"),
         *("steps", "flagfile"),
         *("compile_flags", "recompute"),
     ),
     "References and criteria": (
         *("references", "expected", "against", "require_independent", "rtol", "atol", "accept", "arithmetic"),
+        *("metric", "scored_output", "max_drop"),
         *("allow_blind", "allow_flush", "allow_unstable", "no_fallback", "no_check"),
     ),
     "Measurement": (

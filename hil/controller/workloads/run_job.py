@@ -68,6 +68,8 @@ def run_job(
         run = store.open(resume)
         if (run.folder / "bench.json").exists():
             raise UsageError(f"cannot resume benchmark {run.id}", hint=f"repeat it with: hil bench --against {run.id}")
+        if (run.folder / "eval.json").exists():
+            raise UsageError(f"cannot resume evaluation {run.id}", hint=f"use: hil eval --resume {run.id}")
         check_seal(run.folder, run.record.request)
         job = replace(Job.of_record(run.record.request), out=job.out)
     if job.flagfile:

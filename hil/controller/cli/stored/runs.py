@@ -47,6 +47,9 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
     """
     from hil.controller.storage.origin import origin_text
     from hil.controller.storage.runs import RECORD, RunStore
+    from hil.controller.storage.screen.console import table_console
+    from hil.controller.workloads.evaluation.show import print_evaluation
+    from hil.controller.workloads.evaluation.stored import find_evaluation
 
     store = RunStore(out)
     folder = store.folder_of(run)
@@ -58,7 +61,15 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
     found = store.open(run)
     record = found.record.replace(folder=str(found.folder))
     origin = origin_text(record.origin)
-    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: print_cases(record))
+    evaluation = find_evaluation(found)
+
+    def print_record() -> None:
+        if evaluation is None:
+            print_cases(record)
+        else:
+            print_evaluation(table_console(), evaluation)
+
+    answer(as_json, record, *([f"from {origin}"] if origin else []), show=print_record)
 
 
 @runs.command(epilog="Example: hil runs export latest --to llama-bench > bench.json")

@@ -1,0 +1,86 @@
+"""`hil eval`: score a model on a dataset, on a board and on a CPU reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.commands import command
+from hil.controller.cli.options import (
+    FILE,
+    board_options,
+    json_option,
+    label_option,
+    limit_options,
+    model_options,
+    refuse_beside_resume,
+    run_option,
+    runs_option,
+    with_project,
+)
+from hil.controller.cli.screen import Screen, answer
+from hil.errors import UsageError
+
+
+@command(
+    "eval",
+    epilog="Example: hil eval examples/digits/digits_cnn.onnx --dataset examples/digits/digits_test.npz --metric top1",
+)
+@click.argument("model", required=False, type=FILE)
+@click.option(
+    "--dataset", type=FILE, metavar="DIR|FILE", help="Samples with labels: a directory, .npz, .csv or .jsonl."
+)
+@click.option(
+    "--metric",
+    default="",
+    metavar="NAME|FILE.py",
+    help="top1, top5, map, wer, mse, or a Python file: FILE.py[:FUNCTION].",
+)
+@click.option("--output", "scored_output", default="", metavar="NAME", help="Output to score (default: the only one).")
+@click.option(
+    "--max-drop",
+    type=float,
+    metavar="PERCENT",
+    help="Exit with 1 if the score is worse than the reference's by more than PERCENT; stop when this is clear.",
+)
+@board_options
+@model_options
+@run_option("seed", help="Seed of the order of samples, and of the bootstrap.")
+@run_option("references", help="Reference to score: onnxruntime, iree-llvm-cpu, ... (default: by the model's format).")
+@limit_options
+@label_option
+@runs_option
+@click.option("--resume", default="", metavar="ID", help="Continue an interrupted evaluation.")
+@json_option
+def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) -> int:
+    """Run the samples of a dataset on a board and on a CPU reference, and compare the scores of MODEL.
+
+    The program is loaded once. The difference has a paired 95 % interval. Each finished sample is stored.
+    """
+    from hil.controller.pipeline.settings.options import Job
+    from hil.controller.records.evaluation import EvaluationSettings
+    from hil.controller.storage.screen.console import table_console
+    from hil.controller.workloads.evaluation.job import run_evaluation
+    from hil.controller.workloads.evaluation.show import print_evaluation
+
+    own = {name: settings.pop(name) for name in ("dataset", "metric", "scored_output", "max_drop")}
+    chosen = None
+    if resume:
+        refuse_beside_resume("resume", "out", "as_json")
+    else:
+        given = {"MODEL": model, "--dataset": own["dataset"], "--metric": own["metric"]}
+        if missing := [name for name, value in given.items() if not value]:
+            raise UsageError(f"missing {', '.join(missing)}", hint="hil eval MODEL --dataset DIR --metric top1")
+        chosen = EvaluationSettings(
+            dataset=str(own["dataset"]), metric=own["metric"], output=own["scored_output"], max_drop=own["max_drop"]
+        )
+    job = with_project(Job(models=(model,) if model else (), **settings))
+    with Screen(quiet=as_json) as screen:
+        record = run_evaluation(job, chosen, resume=resume, screen=screen)
+    return answer(as_json, record, show=lambda: print_evaluation(table_console(), record))
+
+
+# The verb's name is a built-in function of Python.
+eval = evaluate

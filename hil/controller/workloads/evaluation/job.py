@@ -1,0 +1,388 @@
+"""Run an evaluation from the first check to its stored record, for `hil eval`."""
+
+from __future__ import annotations
+
+import shlex
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from hil.controller.analysis.evaluation.metrics import Metric, SampleScore, choose_metric
+from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
+from hil.controller.models.inputs import make_inputs, with_sizes_of
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.records.record import Recorder, record_board
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.base import make_record, parse_number
+from hil.controller.records.evaluation import (
+    DatasetIdentity,
+    EvaluatedSample,
+    EvaluationRecord,
+    EvaluationScores,
+    EvaluationSettings,
+    SampleSide,
+)
+from hil.controller.storage.origin import typed_command
+from hil.controller.storage.run_context import Progress, RunContext, open_context
+from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, safe_name
+from hil.controller.workloads.evaluation.datasets import Dataset, Sample, open_dataset
+from hil.controller.workloads.evaluation.scores import allow_drop, compute_scores, decide_early, judge_scores
+from hil.controller.workloads.evaluation.show import describe_scores
+from hil.controller.workloads.evaluation.stored import (
+    open_samples,
+    read_evaluation,
+    read_samples,
+    write_evaluation,
+)
+from hil.core.results import Outcome, Stage
+from hil.core.tensors import Array, TensorSpec
+from hil.core.text import jsonable
+from hil.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_RAN,
+    EXIT_OK,
+    BoardError,
+    NotRun,
+    StorageError,
+    UsageError,
+)
+
+# Key of the evaluation's settings in the request of run.json.
+_SETTINGS = "evaluation"
+# Every sample is checked up to this count, then every this many samples. The check costs time for all samples so far.
+_CHECKED = 64
+# Outcomes of an evaluation that is complete. Others can continue.
+_JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.SKIP)
+
+
+def run_evaluation(
+    job: Job, settings: EvaluationSettings | None, *, resume: str = "", screen: Progress
+) -> EvaluationRecord:
+    """Score a model on a dataset, on a board and on a CPU reference, and store each sample when it is finished.
+
+    Args:
+        job: the model, the board and the run settings. With ``resume``, only ``out`` is used.
+        settings: the dataset and the metric. None with ``resume``.
+        resume: ID of an evaluation to continue. Finished samples do not run again.
+
+    Returns:
+        The record; after Ctrl-C, with the scores so far.
+
+    Raises:
+        UsageError: the request, the dataset or a stored evaluation is invalid. Finished samples are kept.
+        KeyboardInterrupt: Ctrl-C before the first sample was finished.
+    """
+    store, run = RunStore(job.out), None
+    if resume:
+        run = store.open(resume)
+        read_evaluation(run)
+        check_seal(run.folder, run.record.request)
+        request = dict(run.record.request)
+        settings = make_record(request.pop(_SETTINGS, None), EvaluationSettings)
+        job = replace(Job.of_record(request), out=job.out)
+    assert settings is not None
+    if len(job.models) != 1:
+        raise UsageError(f"expected 1 MODEL, got {len(job.models)}", hint="hil eval MODEL --dataset DIR --metric top1")
+    if len(job.references) > 1:
+        raise UsageError("hil eval accepts a single --reference")
+    if settings.max_drop is not None and not 0 <= settings.max_drop < 100:
+        raise UsageError(f"invalid --max-drop {settings.max_drop:g}: expected 0 to less than 100 percent")
+    metric = choose_metric(settings.metric, settings.output)
+    dataset = open_dataset(Path(settings.dataset), metric.load_file)
+    choice = choice_of(job)
+    with open_context() as context:
+        return _Evaluation(job, settings, metric, dataset, choice, context, screen).run(store, run)
+
+
+class _Evaluation:
+    """The state of a running evaluation."""
+
+    def __init__(
+        self,
+        job: Job,
+        settings: EvaluationSettings,
+        metric: Metric,
+        dataset: Dataset,
+        choice: BoardChoice,
+        context: RunContext,
+        screen: Progress,
+    ) -> None:
+        self.job = job
+        self.settings = settings
+        self.metric = metric
+        self.dataset = dataset
+        self.choice = choice
+        self.screen = screen
+        self.runner = Runner(context, logs=False)
+        self.samples: list[EvaluatedSample] = []
+        self.differing = 0
+        self.reference = ""
+
+    def run(self, store: RunStore, run: Run | None) -> EvaluationRecord:
+        is_new = run is None
+        # Report usage errors before anything is stored.
+        path = self.job.models[0]
+        case = self.runner.begin(path, self.job.options(), Path(), name=safe_name(path.stem), want_inputs=False)
+        if not case.outcome:
+            case = self._fix_sizes(case)
+        self.identity = DatasetIdentity(
+            samples=len(self.dataset.names),
+            names=self.dataset.digest_names(),
+            model=case.model.digest if case.model else "",
+        )
+        if run is None:
+            request = {**jsonable(asdict(self.job)), _SETTINGS: self.settings.to_json()}
+            run = store.create(f"eval-{case.name}", request, command=typed_command())
+        elif (stored := self._continue(run)).outcome in _JUDGED:
+            return stored.replace(folder=str(run.folder))
+        self.stored = run
+        case = replace(case, folder=run.case_folder(case.name))
+        self.recorder = Recorder(run, [case.name], [case])
+        write_evaluation(self._record(case, finished=False), run.folder)
+        interrupted = False
+        self.screen.begin(case.name, self.identity.samples)
+        try:
+            if not case.outcome and self._pending():
+                case = self._run_samples(case)
+        except StorageError:
+            raise
+        except UsageError:
+            if is_new and not self.samples:
+                self.recorder.forget()
+                run.discard()
+            else:
+                self.screen.note(f"finished samples are kept; resume with: {self._resume_command()}")
+            raise
+        except KeyboardInterrupt:
+            if not self.samples:
+                self.recorder.interrupt()
+                raise
+            interrupted = True
+        finally:
+            self.screen.end(case.name)
+        return self._finish(case, interrupted)
+
+    def _continue(self, run: Run) -> EvaluationRecord:
+        """Take over the finished samples of a stored evaluation. Return the stored record."""
+        stored = read_evaluation(run)
+        if stored.identity != self.identity:
+            changed = "model" if stored.identity.model != self.identity.model else "dataset"
+            raise UsageError(f"cannot resume {run.id}: the {changed} changed", hint="start a new evaluation")
+        self.samples = read_samples(run.folder)
+        self.reference = stored.reference
+        run.record.exit_code = None
+        run.record.finished = False
+        return stored
+
+    def _fix_sizes(self, case: Case) -> Case:
+        """Set the sizes of the model's dimensions from the first sample."""
+        model = case.model
+        if model is None or model.inputs is None:
+            raise UsageError(f"{case.path}: only the board knows the inputs of this program", hint="evaluate its model")
+        sample = self._read_sample(0, model.inputs, case.options.dims)
+        return replace(case, model=with_sizes_of(model, sample.inputs))
+
+    def _read_sample(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Sample:
+        """Read a sample, and check its inputs."""
+        sample = self.dataset.read(index, specs)
+        try:
+            return replace(sample, inputs=make_inputs(specs, sample.inputs, dims=dims))
+        except UsageError as error:
+            raise UsageError(f"{self.dataset.path}, sample {sample.name}: {error.message}", hint=error.hint) from error
+
+    def _pending(self) -> list[int]:
+        """Return the samples to run, in random order: the first ones represent the dataset. Empty if decided."""
+        if self._decide():
+            return []
+        done = {one.name for one in self.samples}
+        order = np.random.default_rng(self.job.seed).permutation(len(self.dataset.names)).tolist()
+        return [index for index in order if self.dataset.names[index] not in done]
+
+    def _decide(self) -> str:
+        total, max_drop = self.identity.samples, self.settings.max_drop
+        return decide_early(self.metric, self.samples, total=total, max_drop=max_drop)
+
+    def _run_samples(self, case: Case) -> Case:
+        """Run the remaining samples. Return the case, with an outcome if a sample failed to run."""
+        purpose = f"hil eval {self.stored.id}"
+        with BoardPool(purpose, wait_s=self.job.wait_s, say=self.screen.note, most_loaded=1) as pool:
+            try:
+                case = self._compile(case, pool)
+                if case.outcome:
+                    return case
+                session = self._open_session(pool)
+            except BoardError as error:
+                return case.ended(error, Stage.PUSH)
+            self.stored.record.board = record_board(session.board)
+            self.runner = replace(self.runner, config=session.board.config)
+            with open_samples(self.stored.folder) as append:
+                for ran in self._refer_ahead(case):
+                    failed = self._finish_sample(*ran, session, append)
+                    if failed is not None:
+                        return failed
+                    count = len(self.samples)
+                    if (count <= _CHECKED or count % _CHECKED == 0) and self._decide():
+                        break
+        return case
+
+    def _compile(self, case: Case, pool: BoardPool) -> Case:
+        config, runtime = self.choice.config, self.job.runtime
+        # Ask the board before compiling only if no other source knows the target.
+        if not knows_target(config, case.options.runtime):
+            board = self._open_session(pool).board
+            config, _ = with_target(board.config, runtime, board.info["machine"])
+        self.screen.stage(case.name, 0, Stage.COMPILE.value)
+        return self.runner.compile(case, config)
+
+    def _open_session(self, pool: BoardPool) -> BoardSession:
+        return pool.session(self.choice, runtimes=(self.job.runtime,), faults=self.job.faults)
+
+    def _refer_ahead(self, case: Case) -> Iterator[tuple[Sample, Case, Future[Case | None]]]:
+        """Yield each sample to run with its case, while threads compute the references of the next samples."""
+        assert case.model is not None and case.model.inputs is not None
+        workers = self.runner.context.isolated.workers
+        pending = deque(self._pending())
+        ahead: deque[tuple[Sample, Case, Future[Case | None]]] = deque()
+        with ThreadPoolExecutor(workers, thread_name_prefix="refer") as threads:
+            try:
+                while pending or ahead:
+                    while pending and len(ahead) <= 2 * workers:
+                        sample = self._read_sample(pending.popleft(), case.model.inputs, case.options.dims)
+                        one = replace(case, inputs=sample.inputs)
+                        ahead.append((sample, one, threads.submit(self.runner.refer_early, one)))
+                    yield ahead.popleft()
+            except KeyboardInterrupt:
+                self.runner.context.isolated.close()
+                raise
+            finally:
+                for _, _, future in ahead:
+                    future.cancel()
+
+    def _finish_sample(
+        self,
+        sample: Sample,
+        case: Case,
+        referring: Future[Case | None],
+        session: BoardSession,
+        append: Callable[[EvaluatedSample], None],
+    ) -> Case | None:
+        """Run a sample on the board, score and store it. Return the case with its outcome if it failed to run."""
+        case = self.runner.execute(case, session)
+        early = None if case.outcome else referring.result()
+        if early is not None:
+            case = self.runner.with_references(case, early)
+        if case.outcome or case.result is None:
+            return replace(case, inputs=None, result=None, reason=f"sample {sample.name}: {case.reason}")
+        expected = case.references[0]
+        self.reference = expected.source
+        actual = _align_names(case.result.outputs, expected.outputs)
+        scores = [self._measure(sample, outputs) for outputs in (actual, expected.outputs)]
+        board, reference = (SampleSide(value=one.value, evidence=one.evidence, answer=one.answer) for one in scores)
+        finished = make_record(
+            EvaluatedSample(name=sample.name, board=board, reference=reference).to_json(), EvaluatedSample
+        )
+        append(finished)
+        self.samples.append(finished)
+        self.differing += finished.board.answer != finished.reference.answer
+        done = len(self.samples)
+        self.screen.stage(
+            case.name, done, f"{done} of {self.identity.samples} samples, {self.differing} answers differ"
+        )
+        return None
+
+    def _measure(self, sample: Sample, outputs: Mapping[str, Array]) -> SampleScore:
+        try:
+            return self.metric.measure(outputs, sample.label)
+        except UsageError as error:
+            raise UsageError(f"sample {sample.name}: {error.message}", hint=error.hint) from error
+
+    def _finish(self, case: Case, interrupted: bool) -> EvaluationRecord:
+        """Judge the scores, and store the records."""
+        record = self._record(case, finished=not interrupted)
+        if interrupted:
+            record.exit_code = EXIT_INTERRUPTED
+            self.recorder.interrupt()
+            self.screen.interrupt(self._resume_command())
+        else:
+            self.recorder.end(replace(case, outcome=record.outcome, reason=record.reason))
+            record.folder = self.recorder.finish(record.exit_code).folder or ""
+        if record.folder:
+            write_evaluation(record, self.stored.folder)
+        return record
+
+    def _record(self, case: Case, *, finished: bool) -> EvaluationRecord:
+        run, metric = self.stored, self.metric
+        decided = self._decide() if finished else ""
+        stopped_early = bool(decided) and len(self.samples) < self.identity.samples
+        scores = None
+        if finished or self.samples:
+            scores = compute_scores(
+                metric,
+                self.samples,
+                total=self.identity.samples,
+                seed=self.job.seed,
+                stopped_early=stopped_early,
+            )
+        reference = parse_number(scores.reference) if scores else None
+        allowed = None if reference is None else allow_drop(metric, reference, self.settings.max_drop)
+        outcome, reason = case.outcome, case.reason
+        if finished and outcome is None and scores is not None:
+            outcome, reason = self._judge(scores, allowed, decided)
+        code = outcome.exit_code if outcome else EXIT_OK
+        if isinstance(case.error, NotRun):
+            code = EXIT_NOTHING_RAN
+        hint = case.error.hint if case.error else ""
+        if isinstance(case.error, BoardError):
+            hint = "; ".join(filter(None, (hint, f"resume with: {self._resume_command()}")))
+        board = run.record.board
+        return EvaluationRecord(
+            schema=1,
+            id=run.id,
+            folder=str(run.folder),
+            created=run.record.created,
+            origin=run.record.origin,
+            finished=finished,
+            settings=self.settings,
+            identity=self.identity,
+            name=case.name,
+            model=str(case.path),
+            board=board.name if board else None,
+            runtime=case.options.runtime or self.choice.config.runtime or None,
+            reference=self.reference,
+            is_higher_better=metric.is_higher_better,
+            is_share=metric.is_share,
+            evaluated=len(self.samples),
+            stopped_early=stopped_early,
+            allowed_drop=allowed,
+            scores=scores,
+            outcome=outcome,
+            reason=reason,
+            hint=hint,
+            exit_code=code,
+        )
+
+    def _judge(self, scores: EvaluationScores, allowed: float | None, decided: str) -> tuple[Outcome, str]:
+        text = f"{self.metric.name} {describe_scores(scores, is_share=self.metric.is_share)}"
+        if allowed is None:
+            return Outcome.SKIP, f"{text}; not judged without --max-drop"
+        return Outcome(decided) if decided else judge_scores(self.metric, scores, allowed), text
+
+    def _resume_command(self) -> str:
+        root = self.stored.folder.parent
+        out = () if root == DEFAULT_ROOT else ("--out", str(root))
+        return shlex.join(["hil", "eval", "--resume", self.stored.id, *out])
+
+
+def _align_names(board: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the board's outputs with the names of the reference's outputs, matched by position if they differ."""
+    if board.keys() == reference.keys() or len(board) != len(reference):
+        return board
+    return dict(zip(reference, board.values(), strict=True))

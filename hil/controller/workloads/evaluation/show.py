@@ -1,0 +1,90 @@
+"""Show the record of an evaluation in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hil.controller.pipeline.records.print_case import COLOURS
+from hil.controller.records.base import parse_number
+from hil.controller.records.evaluation import EvaluationRecord, EvaluationScores
+from hil.controller.storage.screen.texts import aligned, line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ANSWER = 24
+
+
+def print_evaluation(console: Console, record: EvaluationRecord) -> None:
+    """Print the scores, their difference, and the worst samples."""
+    from rich.text import Text
+
+    outcome = record.outcome.value if record.outcome else "UNFINISHED"
+    colour = "yellow" if outcome == "SKIP" else COLOURS.get(record.outcome, "magenta") if record.outcome else "magenta"
+    title = Text(outcome, style=f"bold {colour}")
+    title.append(f"  {record.name}", style="bold default")
+    where = f"  {record.runtime or 'default runtime'} on {record.board}" if record.board else ""
+    title.append(where, style="default")
+    console.print(title, soft_wrap=True)
+    for text in _list_lines(record):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_scores(scores: EvaluationScores, *, is_share: bool) -> str:
+    """Return both scores in one line."""
+    board, reference = (_format(value, is_share) for value in (scores.board, scores.reference))
+    return f"{board} on the board, {reference} on the reference"
+
+
+def _list_lines(record: EvaluationRecord) -> Iterator[str]:
+    scores, share = record.scores, record.is_share
+    total = record.identity.samples
+    early = ": the answer is clear" if record.stopped_early else ""
+    yield f"  samples      {record.evaluated} of {total}{early}"
+    if scores is not None:
+        better = "" if record.is_higher_better else " (lower is better)"
+        yield f"  metric       {record.settings.metric}{better}"
+        yield f"  board        {_format(scores.board, share)}"
+        yield f"  reference    {_format(scores.reference, share)}  {record.reference}".rstrip()
+        yield f"  difference   {_describe_difference(scores, share)}"
+        if record.allowed_drop is not None:
+            yield f"  allowed drop {_format(record.allowed_drop, share)}"
+        yield f"  answers      {scores.differing} of {record.evaluated} differ"
+    if record.outcome is None or record.outcome.value not in ("PASS", "FAIL"):
+        if record.reason:
+            yield f"  {record.reason}"
+        if record.hint:
+            yield f"  hint: {record.hint}"
+    if scores is not None and scores.worst:
+        rows = [("worst samples", "board", "reference", "answers")]
+        for one in scores.worst:
+            answers = f"{_shorten(one.board_answer)} / {_shorten(one.reference_answer)}"
+            row = (one.name, _format(one.board, share), _format(one.reference, share))
+            rows.append((*row, "" if one.board_answer is None else answers))
+        yield from (f"  {text}".rstrip() for text in aligned(rows, left=1))
+    if record.folder:
+        yield f"stored in {record.folder}"
+
+
+def _describe_difference(scores: EvaluationScores, share: bool) -> str:
+    parts = [_format(scores.difference, share, "+")]
+    if (found := scores.interval) is not None:
+        ends = f"{_format(found.low, share, '+')} to {_format(found.high, share, '+')}"
+        parts.append(f"{100 * found.level:g} % interval {ends} ({found.method})")
+    if scores.p_value is not None:
+        parts.append(f"McNemar p = {scores.p_value:.3g}")
+    return ", ".join(parts)
+
+
+def _format(value: float | str | None, share: bool, sign: str = "") -> str:
+    number = parse_number(value)
+    if number is None:
+        return "-"
+    return f"{100 * number:{sign}.2f} %" if share else f"{number:{sign}.6g}"
+
+
+def _shorten(answer: Any) -> str:
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    return line(str(answer), _ANSWER)

@@ -1,0 +1,82 @@
+"""Files of an evaluation in the directory of its run: eval.json and samples.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hil.controller.records.base import make_record, read_record
+from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
+from hil.controller.storage.runs import Run, storing, write_file, write_json
+from hil.core.bounded_json import parse_json
+from hil.core.files import MAX_FILE_BYTES, read_file
+from hil.errors import UsageError
+
+RECORD = "eval.json"
+_SAMPLES = "samples.jsonl"
+
+
+def read_evaluation(run: Run) -> EvaluationRecord:
+    """Read eval.json. Raises UsageError if the run is not an evaluation."""
+    try:
+        return read_record(run.folder / RECORD, EvaluationRecord)
+    except UsageError as error:
+        raise UsageError(
+            f"run {run.id} is not an evaluation: {error.message}", hint="choose a run of `hil eval`"
+        ) from error
+
+
+def find_evaluation(run: Run) -> EvaluationRecord | None:
+    """Return the run's evaluation, or None if the run has none. Raises UsageError if the file is damaged."""
+    return read_evaluation(run) if (run.folder / RECORD).exists() else None
+
+
+def write_evaluation(record: EvaluationRecord, folder: Path) -> None:
+    """Write eval.json."""
+    write_json(folder / RECORD, record.to_json())
+
+
+def read_samples(folder: Path) -> list[EvaluatedSample]:
+    """Return the finished samples in the order of their runs.
+
+    A killed process may leave an incomplete last line, which does not count.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = folder / _SAMPLES
+    try:
+        data = read_file(path, MAX_FILE_BYTES)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    samples = []
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            samples.append(make_record(parse_json(line), EvaluatedSample))
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{path}, line {number} is not a sample: {error}") from error
+    return samples
+
+
+@contextmanager
+def open_samples(folder: Path) -> Iterator[Callable[[EvaluatedSample], None]]:
+    """Yield a function that appends a finished sample to the file, so that a killed process loses none."""
+    path = folder / _SAMPLES
+    if path.exists() and not (data := read_file(path, MAX_FILE_BYTES)).endswith(b"\n"):
+        write_file(path, data[: data.rfind(b"\n") + 1])
+    with storing(folder):
+        file = path.open("a", encoding="utf-8")
+
+    def append(sample: EvaluatedSample) -> None:
+        with storing(folder):
+            file.write(json.dumps(sample.to_json(), allow_nan=False) + "\n")
+            file.flush()
+
+    with file:
+        yield append
