@@ -30,7 +30,7 @@ SECTIONS = {
     ),
     "References and criteria": (
         *("references", "expected", "against", "require_independent", "rtol", "atol", "accept", "arithmetic"),
-        *("metric", "scored_output", "max_drop"),
+        *("metric", "scored_output", "max_drop", "reference_model"),
         *("allow_blind", "allow_flush", "allow_unstable", "no_fallback", "no_check"),
     ),
     "Measurement": (

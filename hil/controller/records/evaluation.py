@@ -43,6 +43,7 @@ class EvaluationSettings(Record, kw_only=True):
     dataset: Annotated[str, note("path of the dataset")]
     metric: Annotated[str, note("value of --metric")]
     output: Annotated[str, note("output to score; empty for the only output")] = ""
+    reference_model: Annotated[str, note("model of the reference; empty for the evaluated model")] = ""
     max_drop: Annotated[float | None, note("value of --max-drop, in percent; null without a limit")] = None
 
 
@@ -52,6 +53,7 @@ class DatasetIdentity(Record, kw_only=True):
     samples: Annotated[Count, note("number of samples in the dataset")]
     names: Annotated[str, note("digest of the samples' names")]
     model: Annotated[str, note("digest of the model; empty if it was not imported")]
+    reference_model: Annotated[str, note("digest of the reference's model; empty if it was not imported")]
 
 
 class ScoreInterval(Record, kw_only=True):

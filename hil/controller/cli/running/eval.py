@@ -48,6 +48,12 @@ from hil.errors import UsageError
 @board_options
 @model_options
 @run_option("seed", help="Seed of the order of samples, and of the bootstrap.")
+@click.option(
+    "--reference-model",
+    type=FILE,
+    metavar="FILE",
+    help="Model of the reference, such as the model before quantization (default: MODEL).",
+)
 @run_option("references", help="Reference to score: onnxruntime, iree-llvm-cpu, ... (default: by the model's format).")
 @limit_options
 @label_option
@@ -65,7 +71,7 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
     from hil.controller.workloads.evaluation.job import run_evaluation
     from hil.controller.workloads.evaluation.show import print_evaluation
 
-    own = {name: settings.pop(name) for name in ("dataset", "metric", "scored_output", "max_drop")}
+    own = {name: settings.pop(name) for name in ("dataset", "metric", "scored_output", "max_drop", "reference_model")}
     chosen = None
     if resume:
         refuse_beside_resume("resume", "out", "as_json")
@@ -74,7 +80,11 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
         if missing := [name for name, value in given.items() if not value]:
             raise UsageError(f"missing {', '.join(missing)}", hint="hil eval MODEL --dataset DIR --metric top1")
         chosen = EvaluationSettings(
-            dataset=str(own["dataset"]), metric=own["metric"], output=own["scored_output"], max_drop=own["max_drop"]
+            dataset=str(own["dataset"]),
+            metric=own["metric"],
+            output=own["scored_output"],
+            reference_model=str(own["reference_model"] or ""),
+            max_drop=own["max_drop"],
         )
     job = with_project(Job(models=(model,) if model else (), **settings))
     with Screen(quiet=as_json) as screen:

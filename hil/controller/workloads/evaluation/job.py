@@ -42,7 +42,7 @@ from hil.controller.workloads.evaluation.stored import (
     read_samples,
     write_evaluation,
 )
-from hil.core.results import Outcome, Stage
+from hil.core.results import Model, Outcome, Stage
 from hil.core.tensors import Array, TensorSpec
 from hil.core.text import jsonable
 from hil.errors import (
@@ -51,6 +51,7 @@ from hil.errors import (
     EXIT_OK,
     BoardError,
     NotRun,
+    ReferenceFailed,
     StorageError,
     UsageError,
 )
@@ -125,6 +126,7 @@ class _Evaluation:
         self.samples: list[EvaluatedSample] = []
         self.differing = 0
         self.reference = ""
+        self.reference_model: Model | None = None
 
     def run(self, store: RunStore, run: Run | None) -> EvaluationRecord:
         is_new = run is None
@@ -133,10 +135,12 @@ class _Evaluation:
         case = self.runner.begin(path, self.job.options(), Path(), name=safe_name(path.stem), want_inputs=False)
         if not case.outcome:
             case = self._fix_sizes(case)
+        case = self._import_reference_model(case)
         self.identity = DatasetIdentity(
             samples=len(self.dataset.names),
             names=self.dataset.digest_names(),
             model=case.model.digest if case.model else "",
+            reference_model=self.reference_model.digest if self.reference_model else "",
         )
         if run is None:
             request = {**jsonable(asdict(self.job)), _SETTINGS: self.settings.to_json()}
@@ -189,6 +193,17 @@ class _Evaluation:
             raise UsageError(f"{case.path}: only the board knows the inputs of this program", hint="evaluate its model")
         sample = self._read_sample(0, model.inputs, case.options.dims)
         return replace(case, model=with_sizes_of(model, sample.inputs))
+
+    def _import_reference_model(self, case: Case) -> Case:
+        """Import the model of the reference, if it is another model."""
+        self.reference_model = case.model
+        if case.outcome or not self.settings.reference_model:
+            return case
+        other = self.runner.begin(Path(self.settings.reference_model), self.job.options(), Path(), want_inputs=False)
+        if other.error is not None:
+            return case.ended(other.error.as_kind(ReferenceFailed), Stage.REFER)
+        self.reference_model = other.model
+        return case
 
     def _read_sample(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Sample:
         """Read a sample, and check its inputs."""
@@ -257,7 +272,7 @@ class _Evaluation:
                     while pending and len(ahead) <= 2 * workers:
                         sample = self._read_sample(pending.popleft(), case.model.inputs, case.options.dims)
                         one = replace(case, inputs=sample.inputs)
-                        ahead.append((sample, one, threads.submit(self.runner.refer_early, one)))
+                        ahead.append((sample, one, threads.submit(self._refer, one)))
                     yield ahead.popleft()
             except KeyboardInterrupt:
                 self.runner.context.isolated.close()
@@ -265,6 +280,19 @@ class _Evaluation:
             finally:
                 for _, _, future in ahead:
                     future.cancel()
+
+    def _refer(self, case: Case) -> Case | None:
+        """Compute the reference of a sample. Runs in a thread."""
+        assert self.reference_model is not None
+        model = self.reference_model
+        if self.settings.reference_model and model.inputs is not None:
+            given = case.inputs or {}
+            if missing := [spec.name for spec in model.inputs if spec.name not in given]:
+                raise UsageError(
+                    f"--reference-model needs the input {missing[0]!r}", hint=f"inputs of MODEL: {', '.join(given)}"
+                )
+            model = with_sizes_of(model, make_inputs(model.inputs, given, dims=case.options.dims))
+        return self.runner.refer_early(replace(case, model=model))
 
     def _finish_sample(
         self,
@@ -300,7 +328,8 @@ class _Evaluation:
 
     def _measure(self, sample: Sample, outputs: Mapping[str, Array]) -> SampleScore:
         try:
-            return self.metric.measure(outputs, sample.label)
+            with np.errstate(all="ignore"):  # outputs of a faulty program may have any values
+                return self.metric.measure(outputs, sample.label)
         except UsageError as error:
             raise UsageError(f"sample {sample.name}: {error.message}", hint=error.hint) from error
 
