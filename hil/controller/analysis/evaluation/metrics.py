@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.pipeline.verdicts.accepting import load_function
+from hil.controller.storage.paths import is_file
 from hil.core.tensors import Array
 from hil.errors import UsageError, did_you_mean
 
@@ -231,6 +232,8 @@ def choose_metric(text: str, output: str = "") -> Metric:
         if colon and not function:
             raise UsageError(f"invalid --metric {text!r}: expected FILE.py:FUNCTION")
         path = Path(file)
+        if not is_file(path):
+            raise UsageError(f"no such file: {path}", hint="--metric FILE.py[:FUNCTION]")
         return UserMetric(
             f"{path.name}:{function or _DEFAULT_FUNCTION}", load_function(file, function or _DEFAULT_FUNCTION)
         )

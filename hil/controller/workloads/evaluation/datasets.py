@@ -37,7 +37,7 @@ _LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class Sample:
+class LabeledSample:
     """A sample's inputs by name, and its label: an array, or a JSON value."""
 
     name: str
@@ -62,7 +62,7 @@ class Dataset(ABC):
             raise UsageError(f"dataset {path} has several samples with the name {twice!r}")
 
     @abstractmethod
-    def read(self, index: int, specs: Sequence[TensorSpec]) -> Sample:
+    def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Read a sample for a model with these inputs. Raises UsageError if the sample is incomplete or damaged."""
 
     def digest_names(self) -> str:
@@ -106,13 +106,13 @@ class ArchiveDataset(Dataset):
         self._arrays = arrays
         super().__init__(path, [str(number) for number in range(counts[label])])
 
-    def read(self, index: int, specs: Sequence[TensorSpec]) -> Sample:
+    def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Return a sample. An array with the rank of the input keeps a leading dimension of 1."""
         inputs = {}
         for spec, array in zip(specs, _choose_values(self._arrays, specs, str(self.path)), strict=True):
             inputs[spec.name] = array[index : index + 1] if array.ndim == len(spec.shape) else array[index]
         label = self._labels[index]
-        return Sample(self.names[index], inputs, label)
+        return LabeledSample(self.names[index], inputs, label)
 
 
 class IndexDataset(Dataset):
@@ -132,7 +132,7 @@ class IndexDataset(Dataset):
             names.append(next((str(row[one]) for one in _SAMPLE_NAMES if one in row), str(number)))
         super().__init__(path, names)
 
-    def read(self, index: int, specs: Sequence[TensorSpec]) -> Sample:
+    def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Read the files of a sample."""
         row, where = self._rows[index], f"{self.path}, sample {self.names[index]}"
         columns = {name: value for name, value in row.items() if name not in (*LABELS, *_SAMPLE_NAMES)}
@@ -144,7 +144,7 @@ class IndexDataset(Dataset):
         label = next(row[one] for one in LABELS if one in row)
         if isinstance(label, str) and Path(label).suffix in (".npy", ".json"):
             label = _load_label(self.path.parent / label)
-        return Sample(self.names[index], inputs, label)
+        return LabeledSample(self.names[index], inputs, label)
 
 
 class FolderDataset(Dataset):
@@ -166,7 +166,7 @@ class FolderDataset(Dataset):
         self._folders = sorted(folders, key=lambda one: _natural_key(one.name))
         super().__init__(path, [one.name for one in self._folders])
 
-    def read(self, index: int, specs: Sequence[TensorSpec]) -> Sample:
+    def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Read the files of a sample."""
         folder = self._folders[index]
         try:
@@ -179,7 +179,7 @@ class FolderDataset(Dataset):
             if file is None:
                 raise UsageError(f"sample {folder}: no file for input {spec.name!r}", hint=f"create input_{number}.npy")
             inputs[spec.name] = _load_tensor(file, spec.dtype, self._load_file)
-        return Sample(self.names[index], inputs, self._read_label(folder, files))
+        return LabeledSample(self.names[index], inputs, self._read_label(folder, files))
 
     def _read_label(self, folder: Path, files: Mapping[str, Path]) -> Any:
         if file := next((files[one] for one in LABELS if one in files), None):

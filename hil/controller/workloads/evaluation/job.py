@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from hil.controller.records.evaluation import (
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, safe_name
-from hil.controller.workloads.evaluation.datasets import Dataset, Sample, open_dataset
+from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
 from hil.controller.workloads.evaluation.scores import allow_drop, compute_scores, decide_early, judge_scores
 from hil.controller.workloads.evaluation.show import describe_scores
 from hil.controller.workloads.evaluation.stored import (
@@ -205,7 +206,7 @@ class _Evaluation:
         self.reference_model = other.model
         return case
 
-    def _read_sample(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Sample:
+    def _read_sample(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> LabeledSample:
         """Read a sample, and check its inputs."""
         sample = self.dataset.read(index, specs)
         try:
@@ -238,8 +239,8 @@ class _Evaluation:
                 return case.ended(error, Stage.PUSH)
             self.stored.record.board = record_board(session.board)
             self.runner = replace(self.runner, config=session.board.config)
-            with open_samples(self.stored.folder) as append:
-                for ran in self._refer_ahead(case):
+            with open_samples(self.stored.folder) as append, contextlib.closing(self._refer_ahead(case)) as ahead:
+                for ran in ahead:
                     failed = self._finish_sample(*ran, session, append)
                     if failed is not None:
                         return failed
@@ -260,12 +261,12 @@ class _Evaluation:
     def _open_session(self, pool: BoardPool) -> BoardSession:
         return pool.session(self.choice, runtimes=(self.job.runtime,), faults=self.job.faults)
 
-    def _refer_ahead(self, case: Case) -> Iterator[tuple[Sample, Case, Future[Case | None]]]:
+    def _refer_ahead(self, case: Case) -> Generator[tuple[LabeledSample, Case, Future[Case | None]], None, None]:
         """Yield each sample to run with its case, while threads compute the references of the next samples."""
         assert case.model is not None and case.model.inputs is not None
         workers = self.runner.context.isolated.workers
         pending = deque(self._pending())
-        ahead: deque[tuple[Sample, Case, Future[Case | None]]] = deque()
+        ahead: deque[tuple[LabeledSample, Case, Future[Case | None]]] = deque()
         with ThreadPoolExecutor(workers, thread_name_prefix="refer") as threads:
             try:
                 while pending or ahead:
@@ -274,12 +275,11 @@ class _Evaluation:
                         one = replace(case, inputs=sample.inputs)
                         ahead.append((sample, one, threads.submit(self._refer, one)))
                     yield ahead.popleft()
-            except KeyboardInterrupt:
-                self.runner.context.isolated.close()
-                raise
             finally:
                 for _, _, future in ahead:
                     future.cancel()
+                if ahead:  # end the references that still run: their samples are not needed
+                    self.runner.context.isolated.close()
 
     def _refer(self, case: Case) -> Case | None:
         """Compute the reference of a sample. Runs in a thread."""
@@ -296,7 +296,7 @@ class _Evaluation:
 
     def _finish_sample(
         self,
-        sample: Sample,
+        sample: LabeledSample,
         case: Case,
         referring: Future[Case | None],
         session: BoardSession,
@@ -326,7 +326,7 @@ class _Evaluation:
         )
         return None
 
-    def _measure(self, sample: Sample, outputs: Mapping[str, Array]) -> SampleScore:
+    def _measure(self, sample: LabeledSample, outputs: Mapping[str, Array]) -> SampleScore:
         try:
             with np.errstate(all="ignore"):  # outputs of a faulty program may have any values
                 return self.metric.measure(outputs, sample.label)
