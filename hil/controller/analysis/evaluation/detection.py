@@ -119,8 +119,7 @@ def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: flo
     # The largest precision at this recall or a higher one.
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     padded = np.concatenate([envelope, np.zeros((len(hits), 1))], axis=1)
-    # Rounding must not move a recall such as 3/5 beyond 0.6.
-    places = [np.searchsorted(row / total + 1e-12, _RECALLS) for row in right]
+    places = [np.searchsorted(row / total, _RECALLS) for row in right]
     return float(np.mean([row[at] for row, at in zip(padded, places, strict=True)]))
 
 
