@@ -8,12 +8,13 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.bounded_json import parse_json, read_json
@@ -64,6 +65,21 @@ class Dataset(ABC):
     @abstractmethod
     def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Read a sample for a model with these inputs. Raises UsageError if the sample is incomplete or damaged."""
+
+    def read_checked(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> LabeledSample:
+        """Read a sample, and check dtype and shape of the inputs.
+
+        Args:
+            dims: sizes of symbolic dimensions.
+
+        Raises:
+            UsageError: as :meth:`read`, or an input does not fit. The message names the sample.
+        """
+        sample = self.read(index, specs)
+        try:
+            return replace(sample, inputs=make_inputs(specs, sample.inputs, dims=dims))
+        except UsageError as error:
+            raise UsageError(f"{self.path}, sample {sample.name}: {error.message}", hint=error.hint) from error
 
     def digest_names(self) -> str:
         """Return a digest of the samples' names in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +35,13 @@ from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, safe_name
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
-from hil.controller.workloads.evaluation.scores import allow_drop, compute_scores, decide_early, judge_scores
+from hil.controller.workloads.evaluation.scores import (
+    align_names,
+    allow_drop,
+    compute_scores,
+    decide_early,
+    judge_scores,
+)
 from hil.controller.workloads.evaluation.show import describe_scores
 from hil.controller.workloads.evaluation.stored import (
     open_samples,
@@ -44,7 +50,7 @@ from hil.controller.workloads.evaluation.stored import (
     write_evaluation,
 )
 from hil.core.results import Model, Outcome, Stage
-from hil.core.tensors import Array, TensorSpec
+from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import (
     EXIT_INTERRUPTED,
@@ -192,7 +198,7 @@ class _Evaluation:
         model = case.model
         if model is None or model.inputs is None:
             raise UsageError(f"{case.path}: only the board knows the inputs of this program", hint="evaluate its model")
-        sample = self._read_sample(0, model.inputs, case.options.dims)
+        sample = self.dataset.read_checked(0, model.inputs, case.options.dims)
         return replace(case, model=with_sizes_of(model, sample.inputs))
 
     def _import_reference_model(self, case: Case) -> Case:
@@ -205,14 +211,6 @@ class _Evaluation:
             return case.ended(other.error.as_kind(ReferenceFailed), Stage.REFER)
         self.reference_model = other.model
         return case
-
-    def _read_sample(self, index: int, specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> LabeledSample:
-        """Read a sample, and check its inputs."""
-        sample = self.dataset.read(index, specs)
-        try:
-            return replace(sample, inputs=make_inputs(specs, sample.inputs, dims=dims))
-        except UsageError as error:
-            raise UsageError(f"{self.dataset.path}, sample {sample.name}: {error.message}", hint=error.hint) from error
 
     def _pending(self) -> list[int]:
         """Return the samples to run, in random order: the first ones represent the dataset. Empty if decided."""
@@ -271,7 +269,7 @@ class _Evaluation:
             try:
                 while pending or ahead:
                     while pending and len(ahead) <= 2 * workers:
-                        sample = self._read_sample(pending.popleft(), case.model.inputs, case.options.dims)
+                        sample = self.dataset.read_checked(pending.popleft(), case.model.inputs, case.options.dims)
                         one = replace(case, inputs=sample.inputs)
                         ahead.append((sample, one, threads.submit(self._refer, one)))
                     yield ahead.popleft()
@@ -311,7 +309,7 @@ class _Evaluation:
             return replace(case, inputs=None, result=None, reason=f"sample {sample.name}: {case.reason}")
         expected = case.references[0]
         self.reference = expected.source
-        actual = _align_names(case.result.outputs, expected.outputs)
+        actual = align_names(case.result.outputs, expected.outputs)
         scores = [self._measure(sample, outputs) for outputs in (actual, expected.outputs)]
         board, reference = (SampleSide(value=one.value, evidence=one.evidence, answer=one.answer) for one in scores)
         finished = make_record(
@@ -408,10 +406,3 @@ class _Evaluation:
         root = self.stored.folder.parent
         out = () if root == DEFAULT_ROOT else ("--out", str(root))
         return shlex.join(["hil", "eval", "--resume", self.stored.id, *out])
-
-
-def _align_names(board: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the board's outputs with the names of the reference's outputs, matched by position if they differ."""
-    if board.keys() == reference.keys() or len(board) != len(reference):
-        return board
-    return dict(zip(reference, board.values(), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from hil.controller.analysis.evaluation.sequential import Values, bound_mean, de
 from hil.controller.records.base import parse_number
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationScores, ScoreInterval, WorstSample
 from hil.core.results import Outcome
+from hil.core.tensors import Array
 
 _WORST = 10
 _ROUNDING = 1e-12
@@ -105,6 +106,13 @@ def judge_scores(metric: Metric, scores: EvaluationScores, allowed: float) -> Ou
     assert board is not None and reference is not None
     loss = reference - board if metric.is_higher_better else board - reference
     return Outcome.PASS if loss <= allowed + _ROUNDING else Outcome.FAIL
+
+
+def align_names(board: Mapping[str, Array], reference: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the board's outputs with the names of the reference's outputs, matched by position if they differ."""
+    if board.keys() == reference.keys() or len(board) != len(reference):
+        return board
+    return dict(zip(reference, board.values(), strict=True))
 
 
 def _gain(metric: Metric, sample: EvaluatedSample) -> float:

@@ -20,8 +20,8 @@ from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.evaluation.job import run_evaluation
 from hil.controller.workloads.evaluation.show import print_evaluation
 from hil.controller.workloads.evaluation.stored import find_evaluation, read_samples
-from hil.core.results import Model, RunResult
-from hil.errors import RunCrashed, UsageError
+from hil.core.results import Model, RunResult, Stage
+from hil.errors import ImportFailed, RunCrashed, UsageError
 
 __all__ = ["fake_boards"]
 DIGEST = f"blake3:{0:064}"
@@ -57,6 +57,8 @@ def evaluate(
 
     def begin(self: Runner, path: Path, options: Any, folder: Path, **_: Any) -> Case:
         case = fake_case("m")
+        if path.name == "broken.onnx":
+            return case.ended(ImportFailed("not a model"), Stage.IMPORT)
         assert case.artifact is not None
         artifact = replace(case.artifact, digests={"p": DIGEST})
         return replace(case, path=path, folder=folder, model=MODEL, artifact=artifact, inputs=None, references=())
@@ -71,7 +73,9 @@ def evaluate(
     np.savez(tmp_path / "d.npz", x=x, label=LABELS)
 
     def call(metric: str = "top1", max_drop: float | None = None, **more: Any) -> EvaluationRecord:
-        settings = EvaluationSettings(dataset="d.npz", metric=metric, max_drop=max_drop)
+        settings = EvaluationSettings(
+            dataset="d.npz", metric=metric, max_drop=max_drop, reference_model=more.pop("reference_model", "")
+        )
         job = Job(models=(Path("m.onnx"),), board="unix:/fake/a")
         return run_evaluation(job, settings, screen=Quiet(), **more)
 
@@ -179,6 +183,13 @@ def test_changed_dataset_cannot_resume(evaluate: Callable[..., EvaluationRecord]
     Path(record.folder, "eval.json").unlink()
     with pytest.raises(UsageError, match="is not an evaluation"):
         evaluate(resume=record.id)
+
+
+def test_reference_model_is_part_of_identity(evaluate: Callable[..., EvaluationRecord]) -> None:
+    record = evaluate(reference_model="float.onnx")
+    assert (record.outcome, record.identity.reference_model) == ("SKIP", DIGEST)
+    failed = evaluate(reference_model="broken.onnx")
+    assert (failed.outcome, failed.exit_code, failed.reason) == ("REFERENCE_ERROR", 3, "not a model")
 
 
 def test_crash_names_sample(evaluate: Callable[..., EvaluationRecord], fake_boards: FakeBoards) -> None:
