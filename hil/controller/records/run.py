@@ -23,6 +23,7 @@ from hil.core.results import Outcome, Relation
 Digest = Annotated[str, Meta(pattern="^(blake3|sha256):[0-9a-f]{64}$")]
 CachedStage = Literal["import", "compile", "refer"]
 Seconds = Annotated[float, Meta(ge=0)] | None
+Samples = Annotated[list[int], Meta(max_length=10_000)]
 
 
 class StoredSpec(Record, kw_only=True):
@@ -59,6 +60,7 @@ class StoredArtifact(Record, kw_only=True):
     compiler: str
     flags: list[str]
     function: str
+    main: Annotated[str, note("file to load; empty in records of earlier versions")] = ""
     digests: dict[str, Digest]
     bytes: Count
     cached: bool
@@ -98,7 +100,12 @@ class DeviceStatistics(Record, kw_only=True):
     min_ns: float | None = None
     mean_ns: float | None = None
     stdev_ns: float | None = None
-    samples_ns: Annotated[list[int], Meta(max_length=10_000)] = []
+    samples_ns: Samples = []
+
+    @property
+    def warm_ns(self) -> list[int]:
+        """The samples that the statistics include: without a cold iteration, unless it is the only one."""
+        return self.samples_ns[1 if self.cold_ns is not None and self.iterations > 1 else 0 :]
 
 
 class StoredAnswer(Record, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from hil.controller.records.base import Count, Record, Timestamp, make_record, note
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
+from hil.controller.records.run import Samples
 
 
 class SuiteModelFile(Record, kw_only=True):
@@ -78,6 +79,7 @@ class CaseRecord(Record, kw_only=True):
     timings: Annotated[dict[str, float | None], note("seconds per stage, on the host's clock")] = {}
     device_p50_ns: Annotated[float | None, note("median device time of an iteration")] = None
     device_p90_ns: Annotated[float | None, note("90th percentile of the device time")] = None
+    samples_ns: Annotated[Samples, note("device time of each iteration, without a cold one if there are others")] = []
     iterations: Annotated[Count, note("timed iterations")] = 0
     cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
     generation: Annotated[StoredGeneration | None, note("null for a case without a prompt")] = None
@@ -85,6 +87,8 @@ class CaseRecord(Record, kw_only=True):
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""
     artifact_bytes: Annotated[Count | None, note("size of the program's files")] = None
     program: Annotated[str, note("digest of the program's main file; equal for programs compiled together")] = ""
+    compiler: Annotated[str, note("name and version, `none`, or empty if unknown")] = ""
+    flags: Annotated[list[str], note("compiler flags, including those of the board config")] = []
     cached: Annotated[bool | None, note("null if nothing was compiled")] = None
     notes: Annotated[dict[str, Any], note("notes from the compiler, such as a program's delegation")] = {}
     placement: Placement = None

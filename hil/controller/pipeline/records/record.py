@@ -139,6 +139,7 @@ def _record_artifact(case: Case) -> StoredArtifact | None:
     return StoredArtifact(
         **_pick_fields(artifact, "runtime", "compiler", "function", "cached"),
         flags=list(artifact.flags),
+        main=artifact.main,
         digests=dict(artifact.digests),
         bytes=sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
         notes=jsonable(artifact.notes),
