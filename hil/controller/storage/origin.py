@@ -21,6 +21,8 @@ _BRANCH = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH")
 # A single call, which takes a few milliseconds, for the commit and the branch (or HEAD).
 _GIT = ("git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 _GIT_S = 5.0
+_STATUS = ("git", "status", "--porcelain", "--untracked-files=no")
+_STATUS_S = 30.0
 _given: ContextVar[Origin | None] = ContextVar("origin", default=None)
 _typed: ContextVar[str] = ContextVar("typed", default="")
 
@@ -83,19 +85,30 @@ def _clean_labels(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(one.strip() for one in texts if one.strip()))
 
 
+def is_tree_dirty() -> bool | None:
+    """Return whether the working tree has uncommitted changes of tracked files, or None if unknown."""
+    found = _call_git(_STATUS, _STATUS_S)
+    return None if found is None else bool(found)
+
+
 def _tree() -> tuple[str, str]:
     """Return branch and commit of the working tree."""
-    try:
-        here = Path.cwd()
-        if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in (here, *here.parents)):
-            return "", ""  # git would fail here
-        found = subprocess.run(_GIT, capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return "", ""
-    lines = found.stdout.decode(errors="replace").splitlines()
-    if found.returncode or len(lines) != 2:
+    lines = (_call_git(_GIT, _GIT_S) or "").splitlines()
+    if len(lines) != 2:
         return "", ""
     commit, branch = lines
     if branch == "HEAD":
         branch = next(filter(None, map(os.environ.get, _BRANCH)), "")
     return branch, commit
+
+
+def _call_git(words: tuple[str, ...], timeout: float) -> str | None:
+    """Return the output of a git command, or None without a working tree or after an error."""
+    try:
+        here = Path.cwd()
+        if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in (here, *here.parents)):
+            return None  # git would fail here
+        found = subprocess.run(words, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if found.returncode else found.stdout.decode(errors="replace")

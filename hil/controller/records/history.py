@@ -1,0 +1,169 @@
+"""Records of the history: measured cases of stored runs, in order, with the state of the source tree and the board."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.run import Digest, StoredSpec
+
+# Maximum number of samples of an entry.
+MAX_SAMPLES = 10_000
+Kind = Annotated[str, note("`run`, `bench`, `suite`, or the format of an imported file")]
+
+
+class SeriesKey(Record, kw_only=True):
+    """Identity of a series. Entries with equal keys can be compared.
+
+    The commit, the compiler's version and the flags that a board config adds are not part of the key.
+    """
+
+    kind: Kind
+    model: Annotated[str, note("path relative to the repository or working directory, or a file name")]
+    case: str
+    function: str = ""
+    board: Annotated[str, note("empty if the case never reached a board")]
+    runtime: Annotated[str, note("empty if unknown")]
+    flow: Annotated[str, note("of a suite, or empty")] = ""
+    flags: Annotated[tuple[str, ...], note("flags that the user set: compiler flags, sizes, concurrency")] = ()
+
+
+class SourceState(Record, kw_only=True):
+    """State of the source tree."""
+
+    commit: str = ""
+    branch: str = ""
+    dirty: Annotated[bool | None, note("true with uncommitted changes; null if unknown")] = None
+    labels: list[str] = []
+
+
+class ToolVersions(Record, kw_only=True):
+    """Tools that made and ran the program."""
+
+    compiler: Annotated[str, note("name and version, `none`, or empty if unknown")] = ""
+    runtime: Annotated[str, note("version of the runtime, or empty")] = ""
+    flags: Annotated[list[str], note("all compiler flags, including those of the board config")] = []
+    hil: Annotated[str, note("version of the agent, or empty")] = ""
+
+
+class BoardState(Record, kw_only=True):
+    """The board's stack, and values that vary between measurements."""
+
+    name: str = ""
+    id: Annotated[str, note("identifier of the machine, or empty")] = ""
+    device: str = ""
+    stack: Annotated[dict[str, str], note("kernel, CPU, libc, governors, firmware and similar facts")] = {}
+    readings: Annotated[
+        dict[str, float], note("clocks in MHz, temperatures in degrees Celsius and other readings")
+    ] = {}
+    notes: Annotated[list[str], note("events during the measurement, such as throttling")] = []
+
+
+class AnswerError(Record, kw_only=True):
+    """Deviation from the reference, the worst over all outputs."""
+
+    against: Annotated[str, note("name of the reference")]
+    max_abs: Number = None
+    rmse: Number = None
+    sqnr_db: Number = None
+    mismatches: Count | None = None
+
+
+class Annotation(Record, kw_only=True):
+    """A note on a commit, a run or an entry."""
+
+    commit: Annotated[str, note("commit, or empty")] = ""
+    run: Annotated[str, note("ID of a run, or empty")] = ""
+    case: Annotated[str, note("case of the run, or empty for all cases")] = ""
+    text: str
+    created: Timestamp
+
+
+class HistoryEntry(Record, kw_only=True):
+    """A measured case of a stored run."""
+
+    key: SeriesKey
+    run: Annotated[str, note("ID of the run, bench or suite run; with the case unique in a history")]
+    case: Annotated[str, note("name of the case in the run")]
+    folder: Annotated[str, note("directory of the run when it was added, or empty")] = ""
+    created: Annotated[Timestamp, note("time of the measurement, in seconds since the epoch")]
+    source: SourceState
+    outcome: Annotated[str, note("an outcome; SKIP if the output was not compared")]
+    reason: str = ""
+    error: Annotated[AnswerError | None, note("null if the output was not compared")] = None
+    iterations: Annotated[Count, note("number of timed iterations; may exceed the number of samples")] = 0
+    clock: Annotated[Literal["board", "host"] | None, note("clock of the times; null without times")] = None
+    cold_ns: Annotated[int | None, note("first iteration after the load; not in the samples if there are others")] = (
+        None
+    )
+    p50_ns: Annotated[float | None, note("median time of an iteration; null if nothing was measured")] = None
+    samples_ns: Annotated[
+        list[float], note("times of iterations in order; empty if unknown"), Meta(max_length=MAX_SAMPLES)
+    ] = []
+    peak_memory_bytes: Count | None = None
+    program: Annotated[str, note("digest of the program, or empty")] = ""
+    program_bytes: Count | None = None
+    tools: ToolVersions
+    board: BoardState
+    annotations: Annotated[list[Annotation], note("notes on the entry, the run and the commit, oldest first")] = []
+
+
+class StoredProgram(Record, kw_only=True):
+    """A program in a history: program.json in its directory."""
+
+    digest: Annotated[str, note("digest of the only file, or of the list of files")]
+    runtime: str
+    main: Annotated[str, note("file to load; the others are its data")]
+    files: Annotated[dict[str, Digest], note("name -> digest, in the subdirectory `files`")]
+    bytes: Count
+    function: str = ""
+    compiler: str = ""
+    flags: list[str] = []
+    outputs: list[StoredSpec] | None = None
+
+
+class SeriesSummary(Record, kw_only=True):
+    """A series, with its newest entry."""
+
+    id: Annotated[str, note("digest of the key")]
+    key: SeriesKey
+    entries: Count
+    created: Annotated[Timestamp, note("time of the newest entry")]
+    outcome: Annotated[str, note("of the newest entry")]
+    commit: str
+    p50_ns: Annotated[float | None, note("newest median; null if no entry has one")]
+
+
+class SeriesList(Record, kw_only=True):
+    """Output of `hil history ls`."""
+
+    history: Annotated[str, note("directory of the history")]
+    series: Annotated[list[SeriesSummary], note("sorted by model and case")]
+
+
+class SeriesHistory(Record, kw_only=True):
+    """Output of `hil history show`."""
+
+    id: str
+    key: SeriesKey
+    entries: Annotated[list[HistoryEntry], note("oldest first")]
+
+
+class AddedEntries(Record, kw_only=True):
+    """Output of `hil history add` and `hil history import`."""
+
+    history: Annotated[str, note("directory of the history")]
+    added: Annotated[Count, note("new entries")]
+    present: Annotated[Count, note("entries that the history already had; not changed")]
+    programs: Annotated[Count, note("new programs")]
+    evicted: Annotated[Count, note("programs deleted because of the quota")]
+    skipped: Annotated[list[str], note("cases and programs that were not added, with the reason")]
+
+
+class AddedAnnotation(Record, kw_only=True):
+    """Output of `hil history annotate`."""
+
+    annotation: Annotation
+    entries: Annotated[Count, note("number of entries that the note applies to")]

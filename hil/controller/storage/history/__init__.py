@@ -1,0 +1,5 @@
+"""History of measured cases: a SQLite database, and programs by digest."""
+
+# Maximum size of the programs in bytes, and the branch whose last good programs are kept.
+DEFAULT_QUOTA = 2 << 30
+DEFAULT_BASELINE = "main"

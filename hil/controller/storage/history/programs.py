@@ -1,0 +1,138 @@
+"""Programs of a history, by digest: ``programs/<digest>/`` with program.json and the files, within a quota."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.controller.records.base import read_record
+from hil.controller.records.history import StoredProgram
+from hil.core.digest import algorithm_of, digest_of
+from hil.core.files import copy_file, digest_file, within
+from hil.core.storage_errors import storage_errors
+from hil.errors import UsageError
+
+RECORD = "program.json"
+FILES = "files"
+_NAME = re.compile(r"(blake3|sha256)-[0-9a-f]{64}")
+_MAX_RECORD_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class ProgramSource:
+    """A program to store: its record, and the directory with its files."""
+
+    record: StoredProgram
+    folder: Path
+
+
+def combine_digests(digests: Mapping[str, str]) -> str:
+    """Return the digest of a program: that of the only file, or of the sorted list of names and digests."""
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    return digest_of(json.dumps(sorted(digests.items())).encode()) if digests else ""
+
+
+class ProgramFolder:
+    """Directory of programs. Only the process with the history's write lock may change it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, digest: str) -> Path | None:
+        """Return a program's directory, with :data:`RECORD` and :data:`FILES`, or None if it is not stored."""
+        folder = self._path(digest)
+        return folder if (folder / RECORD).is_file() else None
+
+    def read(self, digest: str) -> StoredProgram | None:
+        """Return a program's record, or None if it is not stored. Raises UsageError if the record is unreadable."""
+        folder = self.find(digest)
+        return None if folder is None else read_record(folder / RECORD, StoredProgram, _MAX_RECORD_BYTES)
+
+    def add(self, source: ProgramSource) -> bool:
+        """Copy a program, and verify its digests. Return False if it is stored already.
+
+        Raises:
+            UsageError: a file is missing, outside of the directory, or has another content.
+            StorageError: the directory cannot be written.
+        """
+        record = source.record
+        if self.find(record.digest) is not None:
+            return False
+        temporary = self.root / f".new-{secrets.token_hex(8)}"
+        try:
+            with self._storage():
+                (temporary / FILES).mkdir(parents=True)
+                for name, digest in record.files.items():
+                    target = within(temporary / FILES, temporary / FILES / name)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _copy(within(source.folder, source.folder / name), target, digest)
+                (temporary / RECORD).write_text(json.dumps(record.to_json(), indent=1) + "\n")
+                temporary.rename(self._path(record.digest))
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return True
+
+    def evict(self, quota: int, order: Mapping[str, float], kept: Collection[str]) -> list[str]:
+        """Delete programs until the others need at most ``quota`` bytes. Return the digests.
+
+        Args:
+            order: digest -> time of the last use. Programs that are not listed are deleted first.
+            kept: digests of programs that stay, even above the quota.
+        """
+        sizes = self.sizes()
+        total = sum(sizes.values())
+        gone = []
+        for digest in sorted(sizes, key=lambda one: (order.get(one, 0.0), one)):
+            if total <= quota:
+                break
+            if digest in kept:
+                continue
+            with self._storage():
+                # Rename first, so that a killed process leaves no program with missing files.
+                grave = self.root / f".old-{secrets.token_hex(8)}"
+                self._path(digest).rename(grave)
+            shutil.rmtree(grave, ignore_errors=True)
+            total -= sizes[digest]
+            gone.append(digest)
+        return gone
+
+    def sizes(self) -> dict[str, int]:
+        """Return digest -> size in bytes of all programs."""
+        if not self.root.is_dir():
+            return {}
+        with self._storage():
+            return {
+                folder.name.replace("-", ":", 1): sum(
+                    file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()
+                )
+                for folder in self.root.iterdir()
+                if _NAME.fullmatch(folder.name)
+            }
+
+    def remove_leftovers(self) -> None:
+        """Delete the temporary directories of killed processes."""
+        for folder in self.root.glob(".*-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _storage(self) -> contextlib.AbstractContextManager[None]:
+        return storage_errors(f"cannot write to {self.root}", "free disk space, or choose another --history")
+
+    def _path(self, digest: str) -> Path:
+        algorithm_of(digest)  # refuses texts that are not digests, which may be paths
+        return self.root / digest.replace(":", "-", 1)
+
+
+def _copy(source: Path, target: Path, digest: str) -> None:
+    try:
+        copy_file(source, target)
+    except FileNotFoundError as error:
+        raise UsageError(f"program file not found: {source}") from error
+    if digest_file(target, algorithm_of(digest)) != digest:
+        raise UsageError(f"program file {source} has changed since the run")

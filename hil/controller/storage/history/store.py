@@ -1,0 +1,339 @@
+"""History of measured cases, with their programs, for `hil history` and `hil gate`.
+
+A history is a directory: ``history.sqlite`` with the entries and annotations, and ``programs/`` with the programs by
+digest. Any number of processes may read and write it at the same time. A write is complete or absent, also after
+``kill -9``::
+
+    with HistoryStore.open(Path("hil-runs/history")) as store:
+        store.add(entries, programs)            # entries that are present are not changed
+        for series in store.series():
+            for entry in store.entries(series.id):
+                entry.source.commit, entry.samples_ns, entry.outcome, store.program(entry.program)
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import sqlite3
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.records.base import R, make_record
+from hil.controller.records.history import (
+    AddedEntries,
+    Annotation,
+    HistoryEntry,
+    SeriesKey,
+    SeriesSummary,
+    StoredProgram,
+)
+from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_QUOTA
+from hil.controller.storage.history.database import database_errors, open_database, writing
+from hil.controller.storage.history.programs import FILES, ProgramFolder, ProgramSource
+from hil.core.digest import digest_of
+from hil.errors import StorageError, UsageError
+
+# Programs of such entries can be a baseline: correct, or measured without comparison.
+_IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
+_ID_LENGTH = 12
+_COMMIT_LEAST = 4
+_NEWEST = "row_number() over (partition by series order by created desc, run desc)"
+
+
+def series_id(key: SeriesKey) -> str:
+    """Return the ID of a series: the first digits of a digest of its key."""
+    return digest_of(_encode(key)).split(":")[1][:_ID_LENGTH]
+
+
+def median_ns(samples: Sequence[float]) -> float | None:
+    """Return the median of times, or None without times."""
+    return statistics.median(samples) if samples else None
+
+
+def relative_spread(samples: Sequence[float]) -> float | None:
+    """Return the interquartile range of times divided by their median, or None with fewer than four times."""
+    if len(samples) < 4:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle if middle else None
+
+
+class HistoryStore:
+    """A history. Use :meth:`open`; a context manager that closes the database.
+
+    All methods raise StorageError if the history is damaged or cannot be read or written.
+
+    Attributes:
+        folder: directory of the history.
+    """
+
+    def __init__(self, folder: Path, database: sqlite3.Connection, quota: int, baseline: str) -> None:
+        self.folder = folder
+        self._database = database
+        self._quota = quota
+        self._baseline = baseline
+        self._programs = ProgramFolder(folder / "programs")
+
+    @classmethod
+    def open(
+        cls, path: Path, *, create: bool = False, quota: int = DEFAULT_QUOTA, baseline: str = DEFAULT_BASELINE
+    ) -> HistoryStore:
+        """Open the history in a directory.
+
+        Args:
+            create: create a missing history. Without it, a missing history has no entries and cannot be changed.
+            quota: maximum size of the programs in bytes. Each series keeps the programs of its last good entry and of
+                its last good entry on the baseline branch, even above the quota.
+            baseline: name of the baseline branch.
+
+        Raises:
+            StorageError: the directory is not usable, or the database is damaged or from a newer hil.
+        """
+        return cls(path, open_database(path, create=create), quota, baseline)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def __enter__(self) -> HistoryStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def series(self) -> list[SeriesSummary]:
+        """Return all series with their newest entry, sorted by model, case and board."""
+        text = (
+            f"with ranked as (select series, created, outcome, commit_id, {_NEWEST} as rank, count(*) over (partition"
+            " by series) as total, first_value(p50_ns) over (partition by series order by p50_ns is null, created desc,"
+            " run desc) as p50_ns from entries)"
+            " select id, key, total, created, outcome, commit_id, p50_ns from ranked join series on id = series"
+            " where rank = 1"
+        )
+        found = []
+        with database_errors(self.folder):
+            for name, key, total, created, outcome, commit, p50_ns in self._database.execute(text):
+                row = {"id": name, "entries": total, "created": created, "outcome": outcome, "commit": commit}
+                found.append(_convert(self.folder, {**row, "key": json.loads(key), "p50_ns": p50_ns}, SeriesSummary))
+        return sorted(found, key=lambda one: (one.key.model, one.key.case, one.key.board, one.key.runtime, one.id))
+
+    def find_series(self, name: str) -> SeriesSummary:
+        """Return a series by ID, unambiguous start of an ID, case, or model.
+
+        Raises:
+            UsageError: no series or several series match.
+        """
+        known = self.series()
+        for texts in (lambda one: (one.id,), lambda one: (one.key.case, one.key.model)):
+            if len(found := [one for one in known if name in texts(one)]) == 1:
+                return found[0]
+            if found:
+                break
+        else:
+            found = [one for one in known if name and one.id.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        what = f"ambiguous series {name!r}: {', '.join(one.id for one in found)}" if found else f"no series {name!r}"
+        raise UsageError(f"{what} in {self.folder}", hint="list them with hil history ls")
+
+    def entries(self, series: str | SeriesKey = "") -> Iterator[HistoryEntry]:
+        """Yield the entries of a series, or of all series, from the oldest to the newest, with their annotations.
+
+        Args:
+            series: ID or key of a series; "" is all series.
+        """
+        wanted = series if isinstance(series, str) else series_id(series)
+        annotations = self.annotations()
+        with database_errors(self.folder):
+            rows = self._database.execute(
+                "select document, samples from entries where ?1 in ('', series) order by created, run, case_name",
+                (wanted,),
+            )
+            for document, samples in rows:
+                entry = self._decode(document, samples)
+                yield entry.replace(annotations=[one for one in annotations if _applies(one, entry)])
+
+    def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
+        """Add entries, and the programs that they name, in one transaction.
+
+        An entry with the run and case of a present entry is not added, so adding a run again has no effect. An entry
+        without board or runtime, because its case failed early, joins the only series with otherwise equal keys.
+
+        Returns:
+            The numbers of entries and programs, and the programs that could not be stored.
+        """
+        report = AddedEntries(history=str(self.folder), added=0, present=0, programs=0, evicted=0, skipped=[])
+        with database_errors(self.folder), writing(self._database):
+            self._programs.remove_leftovers()
+            for source in programs:
+                self._add_program(source, report)
+            for entry in entries:
+                if self._insert(entry):
+                    report.added += 1
+                else:
+                    report.present += 1
+            report.evicted = len(self._programs.evict(self._quota, *self._rank_programs()))
+        return report
+
+    def program(self, digest: str) -> Path | None:
+        """Return the directory with a program's files, or None if the history does not have the program."""
+        folder = self._programs.find(digest) if digest else None
+        return None if folder is None else folder / FILES
+
+    def program_record(self, digest: str) -> StoredProgram | None:
+        """Return how to load a program, or None if the history does not have it."""
+        return self._programs.read(digest) if digest else None
+
+    def annotations(self) -> list[Annotation]:
+        """Return all annotations, oldest first."""
+        with database_errors(self.folder):
+            rows = self._database.execute(
+                "select commit_id, run, case_name, created, text from annotations order by number"
+            ).fetchall()
+        names = ("commit", "run", "case", "created", "text")
+        return [_convert(self.folder, dict(zip(names, row, strict=True)), Annotation) for row in rows]
+
+    def annotate(self, target: str, text: str) -> tuple[Annotation, int]:
+        """Add a note to all entries of a commit or a run, or to an entry.
+
+        Args:
+            target: a commit or its first digits, the ID of a run, or ``RUN:CASE``.
+
+        Returns:
+            The annotation, and the number of its entries.
+
+        Raises:
+            UsageError: no entry matches, or several commits match.
+        """
+        with database_errors(self.folder), writing(self._database):
+            fields, count = self._find_target(target)
+            note = Annotation(**fields, text=text, created=time.time())
+            self._database.execute(
+                "insert into annotations (commit_id, run, case_name, created, text) values (?, ?, ?, ?, ?)",
+                (note.commit, note.run, note.case, note.created, text),
+            )
+        return note, count
+
+    def _find_target(self, target: str) -> tuple[dict[str, str], int]:
+        run, _, case = target.partition(":")
+        (count,) = self._database.execute(
+            "select count(*) from entries where run = ? and ? in ('', case_name)", (run, case)
+        ).fetchone()
+        if count:
+            return {"run": run, "case": case}, count
+        commits = []
+        if len(target) >= _COMMIT_LEAST:
+            commits = self._database.execute(
+                "select commit_id, count(*) from entries where substr(commit_id, 1, ?) = ? group by commit_id",
+                (len(target), target),
+            ).fetchall()
+        if len(commits) == 1:
+            return {"commit": commits[0][0]}, commits[0][1]
+        what = f"ambiguous commit {target!r}" if commits else f"no entry of commit or run {target!r}"
+        raise UsageError(
+            f"{what} in {self.folder}", hint="give a commit, a run or RUN:CASE, as hil history show prints them"
+        )
+
+    def _add_program(self, source: ProgramSource, report: AddedEntries) -> None:
+        record = source.record
+        if record.bytes > self._quota:
+            report.skipped.append(f"program {record.digest}: larger than the quota of {self._quota} bytes")
+            return
+        try:
+            report.programs += self._programs.add(source)
+        except StorageError:
+            raise
+        except UsageError as error:
+            report.skipped.append(f"program {record.digest}: {error.message}")
+
+    def _insert(self, entry: HistoryEntry) -> bool:
+        entry = entry.replace(key=self._complete_key(entry.key), annotations=[])
+        key, name = entry.key, series_id(entry.key)
+        plain = entry.replace(samples_ns=[])
+        inserted = self._database.execute(
+            "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing",
+            (
+                *(entry.run, entry.case, name, entry.created, entry.source.commit, entry.source.branch),
+                *(entry.program, entry.outcome, entry.p50_ns, _encode(plain), _pack(entry.samples_ns)),
+            ),
+        ).rowcount
+        if inserted:
+            self._database.execute("insert or ignore into series values (?, ?)", (name, _encode(key)))
+        return bool(inserted)
+
+    def _complete_key(self, key: SeriesKey) -> SeriesKey:
+        """Return the key of the only series that differs in nothing but an unknown board or runtime."""
+        if key.board and key.runtime:
+            return key
+        known = [
+            _convert(self.folder, json.loads(text), SeriesKey)
+            for (text,) in self._database.execute("select key from series")
+        ]
+        found = [
+            one
+            for one in known
+            if key == one.replace(board=key.board and one.board, runtime=key.runtime and one.runtime)
+        ]
+        return found[0] if len(found) == 1 else key
+
+    def _rank_programs(self) -> tuple[dict[str, float], set[str]]:
+        """Return the last use of each program, and the programs that are never deleted."""
+        used = dict(self._database.execute("select program, max(created) from entries group by program"))
+        kept = {
+            digest
+            for condition, values in ((_IS_GOOD, ()), (f"{_IS_GOOD} and branch = ?", (self._baseline,)))
+            for (digest,) in self._database.execute(
+                f"select program from (select program, {_NEWEST} as rank from entries where {condition})"
+                " where rank = 1",
+                values,
+            )
+        }
+        return used, kept
+
+    def _decode(self, document: Any, samples: Any) -> HistoryEntry:
+        try:
+            values = json.loads(document)
+            times = array.array("d", samples)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _damaged(self.folder, error) from error
+        if sys.byteorder == "big":
+            times.byteswap()
+        return _convert(self.folder, {**values, "samples_ns": times.tolist()}, HistoryEntry)
+
+
+def _applies(note: Annotation, entry: HistoryEntry) -> bool:
+    if note.commit:
+        return note.commit == entry.source.commit
+    return note.run == entry.run and note.case in ("", entry.case)
+
+
+def _encode(record: Any) -> bytes:
+    return json.dumps(record.to_json(), sort_keys=True, allow_nan=False).encode()
+
+
+def _pack(samples: Sequence[float]) -> bytes:
+    """Encode times as little-endian float64."""
+    times = array.array("d", samples)
+    if sys.byteorder == "big":
+        times.byteswap()
+    return times.tobytes()
+
+
+def _convert(folder: Path, values: Any, kind: type[R]) -> R:
+    """Convert values of the database to a record. The database may be from another user."""
+    try:
+        return make_record(values, kind)
+    except UsageError as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> StorageError:
+    text = error.message if isinstance(error, UsageError) else str(error)
+    return StorageError(
+        f"the history {folder} is damaged: {text}", hint="move it away and add the runs again: hil history add RUN..."
+    )
