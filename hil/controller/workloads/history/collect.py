@@ -1,0 +1,275 @@
+"""Convert the cases of stored runs, benches and suite runs to entries of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.bench.store import read_bench
+from hil.controller.records.base import read_record
+from hil.controller.records.bench import BenchRecord, SideRecord
+from hil.controller.records.history import (
+    AnswerError,
+    BoardState,
+    HistoryEntry,
+    SeriesKey,
+    SourceState,
+    ToolVersions,
+)
+from hil.controller.records.matrix import MatrixRecord
+from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
+from hil.controller.records.suite import CaseRecord, SuiteRecord
+from hil.controller.storage.history.programs import ProgramSource, combine_digests
+from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
+from hil.controller.workloads.history.case_programs import CaseProgramFinder
+from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
+from hil.controller.workloads.suites.reports.results import worst_output
+from hil.controller.workloads.suites.store import HEAD, SuiteRun
+from hil.errors import UsageError
+
+# Values of a board's machine description that are not part of its stack.
+_NOT_STACK = ("hostname", "cpu_features", "boot_id")
+_BENCH = "bench.json"
+
+
+@dataclass
+class Collected:
+    """Entries of stored runs, with their programs, and the reasons for cases without entry."""
+
+    entries: list[HistoryEntry] = field(default_factory=list)
+    programs: dict[str, ProgramSource] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+
+class Collector:
+    """Collector of entries.
+
+    Args:
+        options: source state of the entries.
+        finder: finder of programs; None searches the user's cache.
+    """
+
+    def __init__(self, options: SourceOptions, finder: CaseProgramFinder | None = None) -> None:
+        self._options = options
+        self._finder = finder or CaseProgramFinder()
+        self.found = Collected()
+
+    def collect(self, folder: Path) -> None:
+        """Collect the ended cases of a run, bench, suite run, or of all targets of a matrix.
+
+        Raises:
+            UsageError: the directory has no such record, or the record is unreadable.
+        """
+        if (folder / MATRIX).is_file():
+            for target in read_record(folder / MATRIX, MatrixRecord).targets:
+                place = folder / target.name
+                if safe_name(target.name) == target.name and any((place / name).is_file() for name in (HEAD, RECORD)):
+                    self.collect(place)
+        elif (folder / HEAD).is_file():
+            self._collect_suite(SuiteRun.open(folder))
+        elif (folder / RECORD).is_file():
+            self._collect_run(RunStore(folder.parent).open(str(folder)))
+        else:
+            raise UsageError(
+                f"{folder} has no {RECORD}, {HEAD} or {MATRIX}", hint="give a run, a bench, a suite run or a matrix"
+            )
+
+    def _collect_run(self, run: Run) -> None:
+        record = run.record
+        state = self._options.state_of(record.origin)
+        bench = read_bench(run) if (run.folder / _BENCH).is_file() else None
+        sides = {side.name: side for side in bench.sides} if bench else {}
+        for case in record.cases:
+            side = sides.get(case.name)
+            if case.outcome is None:
+                self.found.skipped.append(f"{record.id}: {case.name} has not ended")
+            elif side is not None and side.from_run is not None:
+                # The program is from an earlier commit.
+                self.found.skipped.append(f"{record.id}: {case.name} is from {side.from_run}")
+            else:
+                program = self._keep_program(case, run)
+                entry = make_run_entry(record, case, state, str(run.folder), bench, side)
+                self.found.entries.append(entry.replace(program=program))
+
+    def _keep_program(self, case: RunCase, run: Run) -> str:
+        if case.artifact is None:
+            return ""
+        folders = [run.own(f"{case.name}/program"), Path(case.path).parent]
+        source = self._finder.find(case.artifact, case.model, folders)
+        digest = combine_digests(case.artifact.digests)
+        if source is not None:
+            self.found.programs[digest] = source
+        return digest
+
+    def _collect_suite(self, run: SuiteRun) -> None:
+        state = self._options.state_of(run.head.origin)
+        for case in run.records():
+            digests = self._finder.digests_of_main(case.program) if case.program else {}
+            entry = make_suite_entry(run.head, case, state, str(run.folder))
+            if source := digests and self._finder.find(_make_artifact(case, digests), None, ()):
+                self.found.programs[source.record.digest] = source
+                entry = entry.replace(program=source.record.digest)
+            self.found.entries.append(entry)
+
+
+def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
+    return StoredArtifact(
+        runtime=case.runtime,
+        compiler=case.compiler,
+        flags=case.flags,
+        function="",
+        main=next(name for name, digest in digests.items() if digest == case.program),
+        digests=digests,
+        bytes=case.artifact_bytes or 0,
+        cached=True,
+        notes={},
+    )
+
+
+def make_run_entry(
+    record: RunRecord,
+    case: RunCase,
+    state: SourceState,
+    folder: str,
+    bench: BenchRecord | None = None,
+    side: SideRecord | None = None,
+) -> HistoryEntry:
+    """Return the entry of an ended case of `hil run`, `hil bundle run`, `hil trace run` or `hil bench`.
+
+    Args:
+        folder: directory of the run.
+        bench: the bench, if the run is one.
+        side: the bench's side with this case.
+    """
+    artifact, provenance = case.artifact, case.provenance or StoredProvenance()
+    device = case.device or DeviceStatistics(iterations=0)
+    request = record.request
+    flags = _user_flags(request)
+    if bench is not None and bench.concurrency > 1:
+        flags = (*flags, f"--concurrency {bench.concurrency}")
+    name = provenance.board or (record.board.name if record.board else "") or (case.error.board if case.error else "")
+    verdict = case.verdicts[0] if case.verdicts else None
+    times = side.times if side else None
+    p50_ns = times.p50_ns if times else device.p50_ns
+    return HistoryEntry(
+        key=SeriesKey(
+            kind="bench" if bench else "run",
+            model=shorten_model(case.path),
+            case=case.name,
+            function=_text(request.get("function")),
+            board=name or _text(request.get("board")) or _text(request.get("hw_type")),
+            runtime=artifact.runtime if artifact else _text(request.get("runtime")),
+            flags=flags,
+        ),
+        run=record.id,
+        case=case.name,
+        folder=folder,
+        created=provenance.finished_at or record.created,
+        source=state,
+        outcome=case.outcome.value if case.outcome else "",
+        reason=case.reason,
+        error=make_error(verdict.against, verdict.outputs) if verdict else None,
+        iterations=times.iterations if times else device.iterations,
+        clock=None if p50_ns is None else (side.clock if side else "board"),
+        cold_ns=device.cold_ns,
+        p50_ns=p50_ns,
+        samples_ns=[float(one) for one in device.warm_ns],
+        peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
+        program_bytes=artifact.bytes if artifact else None,
+        tools=ToolVersions(
+            compiler=artifact.compiler if artifact else "",
+            runtime=provenance.runtime_version,
+            flags=artifact.flags if artifact else [],
+            hil=provenance.agent_version,
+        ),
+        board=make_board(name, provenance.board_id, provenance.device, provenance.machine, provenance.readings).replace(
+            notes=provenance.notes
+        ),
+    )
+
+
+def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, folder: str) -> HistoryEntry:
+    """Return the entry of a suite's case."""
+    info = head.board_info.get(case.board, {})
+    settings = head.request.get("settings")
+    request = {**head.request, **(settings if isinstance(settings, dict) else {})}
+    runtimes = [one for one in _mappings(info.get("runtimes")) if one.get("name") == case.runtime]
+    return HistoryEntry(
+        key=SeriesKey(
+            kind="suite",
+            model=case.model,
+            case=case.id,
+            board=case.board,
+            runtime=case.runtime,
+            flow=case.flow,
+            flags=_user_flags(request),
+        ),
+        run=head.id,
+        case=case.id,
+        folder=folder,
+        created=case.started or head.started,
+        source=state,
+        outcome=case.ended,
+        reason=case.message,
+        error=make_error(case.against, case.outputs) if case.outputs else None,
+        iterations=case.iterations,
+        clock=None if case.device_p50_ns is None else "board",
+        p50_ns=case.device_p50_ns,
+        samples_ns=[float(one) for one in case.samples_ns],
+        program=case.program,
+        program_bytes=case.artifact_bytes,
+        tools=ToolVersions(
+            compiler=case.compiler,
+            runtime=_text(runtimes[0].get("version")) if runtimes else "",
+            flags=case.flags,
+            hil=_text(info.get("agent_version")),
+        ),
+        board=make_board(
+            case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
+        ),
+    )
+
+
+def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:
+    """Return the deviation of the worst output."""
+    worst = worst_output(outputs)
+    names = ("max_abs", "rmse", "sqnr_db", "mismatches")
+    return AnswerError(against=against, **{name: getattr(worst, name, None) for name in names})
+
+
+def make_board(
+    name: str, identifier: str, device: str, machine: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]
+) -> BoardState:
+    """Return the state of a board from its description (message Machine) and readings (messages Reading)."""
+    stack = {key: str(value) for key, value in machine.items() if key not in _NOT_STACK and not isinstance(value, list)}
+    values = {}
+    for reading in readings:
+        key, value = _text(reading.get("name")), reading.get("value", 0.0)
+        if text := _text(reading.get("text")):
+            stack[key] = text
+        elif isinstance(value, (int, float)):
+            values[key] = float(value)
+    return BoardState(name=name, id=identifier, device=device, stack=stack, readings=values)
+
+
+def _user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of a stored request that define a series."""
+    flags = request.get("compile_flags")
+    dims = request.get("dims")
+    sizes = [f"--dim {name}={size}" for name, size in sorted(_mapping(dims).items())]
+    return (*([str(one) for one in flags] if isinstance(flags, list) else []), *sizes)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,55 @@
+"""State of the source tree for entries of the history."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hil.controller.records.history import SourceState
+from hil.controller.records.outputs import Origin
+from hil.controller.storage.origin import is_tree_dirty, origin_of
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Source state as the user gives it. Empty values are taken from the run, then from the working tree."""
+
+    commit: str = ""
+    branch: str = ""
+
+    @functools.cached_property
+    def _tree(self) -> Origin:
+        return origin_of()
+
+    @functools.cached_property
+    def _is_dirty(self) -> bool | None:
+        return is_tree_dirty()
+
+    def state_of(self, origin: Origin | None) -> SourceState:
+        """Return the source state of a run.
+
+        Only the current working tree is checked for uncommitted changes. A run of another commit has unknown changes.
+
+        Args:
+            origin: origin of the run, or None.
+        """
+        tree = self._tree
+        commit = self.commit or (origin.commit if origin else "") or tree.commit
+        branch = self.branch or (origin.branch if origin else "") or (tree.branch if commit == tree.commit else "")
+        is_current = bool(commit) and commit == tree.commit
+        labels = (origin or tree).labels
+        return SourceState(commit=commit, branch=branch, dirty=self._is_dirty if is_current else None, labels=labels)
+
+
+def shorten_model(path: str) -> str:
+    """Return a model's path relative to the repository or working directory, or else its name.
+
+    Thus the series of a model is the same in every checkout and subdirectory.
+    """
+    here = Path.cwd()
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    # Do not resolve links: a link may be the only part of the path inside of the repository.
+    full = Path(os.path.normpath(here / path))
+    return full.relative_to(root).as_posix() if full.is_relative_to(root) else PurePosixPath(path).name

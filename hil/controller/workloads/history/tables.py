@@ -1,0 +1,89 @@
+"""Rows of the history for the terminal and for CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterable, Iterator
+
+from hil.controller.records.history import HistoryEntry, SeriesKey, SeriesSummary
+from hil.controller.storage.history.store import relative_spread, series_id
+from hil.controller.storage.screen.texts import as_text, line, seconds
+
+SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
+ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
+CSV_HEADS = (
+    *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
+    *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "iterations", "p50_ns", "spread"),
+    *("compiler", "runtime_version", "program", "annotations"),
+)
+_COMMIT = 9
+
+
+def describe_series(one: SeriesSummary) -> tuple[str, ...]:
+    """Return the cells of a series for :data:`SERIES_HEADS`."""
+    key = one.key
+    return (
+        *(
+            one.id,
+            key.kind,
+            key.model,
+            " ".join(filter(None, (key.case, key.flow))),
+            key.board or "-",
+            key.runtime or "-",
+        ),
+        *(str(one.entries), _nanoseconds(one.p50_ns), one.outcome),
+    )
+
+
+def describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
+    """Return the cells of an entry for :data:`ENTRY_HEADS`."""
+    spread = relative_spread(entry.samples_ns)
+    mark = "+" if entry.source.dirty else ""
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created)),
+        f"{entry.source.commit[:_COMMIT]}{mark}" or "-",
+        _nanoseconds(entry.p50_ns),
+        "-" if spread is None else f"{100 * spread:.1f} %",
+        str(entry.iterations),
+        entry.outcome,
+        entry.board.name or "-",
+        entry.run,
+    )
+
+
+def describe_key(key: SeriesKey) -> str:
+    """Return a series in one line."""
+    parts = [key.model, key.case, key.function, key.flow, f"on {key.board or '?'}", key.runtime, *key.flags]
+    return " ".join(filter(None, parts)) + f" ({key.kind})"
+
+
+def list_notes(entry: HistoryEntry) -> Iterator[str]:
+    """Yield an entry's annotations, and the reason of a failure."""
+    for note in entry.annotations:
+        yield f"note: {line(note.text)}"
+    if entry.outcome not in ("PASS", "SKIP") and entry.reason:
+        yield line(entry.reason)
+
+
+def write_csv(entries: Iterable[HistoryEntry]) -> str:
+    """Return entries as CSV, without samples. Texts that start like a formula are marked as text."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(CSV_HEADS)
+    for entry in entries:
+        key, error = entry.key, entry.error
+        cells = (
+            *(series_id(key), key.kind, key.model, key.case, key.function, key.board, key.runtime, key.flow),
+            *(" ".join(key.flags), entry.run, entry.created, entry.source.commit, entry.source.branch),
+            *(entry.source.dirty, entry.outcome, entry.reason, error and error.max_abs, error and error.sqnr_db),
+            *(entry.iterations, entry.p50_ns, relative_spread(entry.samples_ns), entry.tools.compiler),
+            *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
+        )
+        rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
+    return text.getvalue()
+
+
+def _nanoseconds(value: float | None) -> str:
+    return seconds(None if value is None else value / 1e9)
