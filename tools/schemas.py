@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hil.controller.records import history
 from hil.controller.records.base import Record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
@@ -74,6 +75,11 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "compile": [models.CompiledProgram],
     "eval": [EvaluationRecord],
     "flows": [models.FlowList],
+    "history add": [history.AddedEntries],
+    "history annotate": [history.AddedAnnotation],
+    "history import": [history.AddedEntries],
+    "history ls": [history.SeriesList],
+    "history show": [history.SeriesHistory],
     "layers": [models.LayerList],
     "profile diff": [stored.ProfileComparison],
     "profile export": [stored.NodeDataFile],
@@ -138,7 +144,7 @@ FILES = {
     "commands": SchemaFile(
         "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
         COMMANDS,
-        {"suite case": CaseRecord},
+        {"suite case": CaseRecord, "history entry": history.HistoryEntry},
     ),
     "farm": SchemaFile(
         "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "

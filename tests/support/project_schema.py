@@ -47,7 +47,17 @@ def schema() -> dict[str, Any]:
         "description": "options of the models whose file name or path matches the pattern; later tables win",
         "additionalProperties": model,
     }
-    top = _table({"defaults": _table(keys, "options that the command line does not give"), "models": models}, "")
+    history = _table(
+        {
+            "path": {"type": "string", "description": "directory of the history (default: hil-runs/history)"},
+            "quota": {"type": "string", "pattern": "^[0-9]{1,12} ?(MiB|GiB)$", "description": "size of the programs"},
+            "auto": {"type": "boolean", "description": "add each run, bench and suite run"},
+            "baseline": {"type": "string", "description": "branch whose last good programs are kept (default: main)"},
+        },
+        "history of measurements; docs/history.md explains it",
+    )
+    defaults = _table(keys, "options that the command line does not give")
+    top = _table({"defaults": defaults, "models": models, "history": history}, "")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hil.toml",

@@ -40,6 +40,7 @@ VERBS = {
     "farm": ("farm.farm", "Share boards: one queue for many boards and many users."),
     "profile": ("stored.profile", "View profiles in the terminal, in Perfetto, or with SQL."),
     "runs": ("stored.runs", "List, show, export and delete stored runs."),
+    "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
     "cache": ("stored.cache", "List and clean the cache of compiled programs and reference results."),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
@@ -116,6 +117,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:
         record = run_bench(BenchJob(job, **own), screen=screen)
+    add_to_history(record.folder)
     return answer(as_json, record, show=lambda: print_bench(table_console(), record))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
@@ -77,6 +78,8 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
             from hil.controller.workloads.matrix.workloads import job_matrix, resume_job_matrix
 
             made = resume_job_matrix(stored, screen=screen) if stored else job_matrix(job, targets, screen=screen)
+            add_to_history(made[0])
             return answer_matrix(as_json, *made)
         record = run_job(job, resume=resume, screen=screen)
+    add_to_history(record.folder or None)
     return answer(as_json, record, show=lambda: print_cases(record))

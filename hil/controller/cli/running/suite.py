@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
@@ -142,15 +143,20 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
             from hil.controller.workloads.matrix.workloads import suite_matrix
 
             request = _request(str(source), settings)
-            return answer_matrix(as_json, *suite_matrix(request, targets, out=out, screen=screen))
+            made = suite_matrix(request, targets, out=out, screen=screen)
+            add_to_history(made[0])
+            return answer_matrix(as_json, *made)
         if resume is not None and (resume / MATRIX).exists():
             from hil.controller.workloads.matrix.workloads import resume_suite_matrix
 
-            return answer_matrix(as_json, *resume_suite_matrix(resume, screen=screen))
+            made = resume_suite_matrix(resume, screen=screen)
+            add_to_history(made[0])
+            return answer_matrix(as_json, *made)
         if resume is not None:
             stored = resume_suite(resume, screen=screen)
         else:
             stored = run_suite(_request(str(source), settings), out=out, screen=screen)
+    add_to_history(stored.folder)
     if as_json:
         return answer(True, stored.to_document())
     if stored.head.ids:

@@ -12,6 +12,9 @@
     [models."detector.onnx".outputs."boxes"]
     accept = ["set(iou=0.9)>=0.95"]
 
+    [history]                                    # see hil.controller.pipeline.settings.history_settings
+    auto = true
+
 hil searches the current directory and its parents, up to the repository's root or the home directory. The keys are the
 fields of :class:`RunSettings`. Settings that run programs or write files require trust (``hil board trust DIR``).
 """
@@ -23,6 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hil.controller.pipeline.settings.history_settings import (
+    TABLE,
+    HistorySettings,
+    is_inside,
+    read_history_table,
+)
 from hil.controller.pipeline.settings.model_settings import checked_models
 from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, specs_of
 from hil.core.config_files import check_trust, parse_toml
@@ -31,7 +40,7 @@ from hil.core.files import digest_file, read_text
 from hil.errors import UsageError, did_you_mean
 
 FILE = "hil.toml"
-_TABLES = ("defaults", "models")
+_TABLES = ("defaults", "models", TABLE)
 _OUTPUTS = "outputs"
 # Tensors apply to a single command.
 _NOT_KEYS = ("inputs", "expected")
@@ -46,6 +55,7 @@ class Project:
     path: Path
     defaults: Mapping[str, Any]  # field of RunSettings -> value in the command line's form
     models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
+    history: HistorySettings
     asks: tuple[str, ...]  # settings that require the user's trust
     digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
 
@@ -83,6 +93,20 @@ def load_project(start: Path) -> Project | None:
     return project
 
 
+def find_history(start: Path) -> HistorySettings:
+    """Return the history settings of a directory: those of the project file, or the defaults.
+
+    Raises:
+        UsageError: the project file is invalid, or its history needs trust that the user has not given.
+    """
+    path = find_project(start)
+    if path is None:
+        return HistorySettings()
+    project = read_project(path)
+    check_trust(path, project.digest, [one for one in project.asks if one.startswith(f"[{TABLE}]")])
+    return project.history
+
+
 def read_project(path: Path) -> Project:
     """Read a project file without checking trust. Raises UsageError if the file is unreadable or invalid."""
     from hil.compare.criteria import function_files
@@ -115,11 +139,14 @@ def read_project(path: Path) -> Project:
         if functions := function_files(values.get("accept", ())):
             asks.append(f"{where} accept = python:...")
             files += functions
+    history = read_history_table(path, data.get(TABLE, {}))
+    if not is_inside(path, history):
+        asks.append(f"[{TABLE}] path")
     try:
         digest = digest_of("\0".join([text, *map(digest_file, map(Path, files))]).encode()) if asks else ""
     except OSError:
         digest = ""
-    return Project(path, defaults, models, tuple(asks), digest)
+    return Project(path, defaults, models, history, tuple(asks), digest)
 
 
 def _list_key_specs() -> dict[str, Spec]:
