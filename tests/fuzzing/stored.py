@@ -121,7 +121,46 @@ def _study(folder: Path) -> Iterator[Attempt]:
     yield attempt
 
 
+# ---- results of other tools
+
+_LOG = b"""INFO: Graph: [a.tflite]
+INFO: count=50 first=1 curr=2 min=1 max=3 avg=2.5 std=1 p5=1 median=2 p95=3
+INFO: Inference timings in us: Init: 5, First inference: 6, Warmup (avg): 7, Inference (avg): 2.5
+INFO: Memory footprint delta from the start of the tool (MB): init=6.5 overall=109.5
+"""
+
+
+def _foreign_seeds() -> list[bytes]:
+    folder = Path(__file__).parents[1] / "data" / "history"
+    times = b'[{"startComputeMs": 1.0, "endComputeMs": 2.5}, {"computeMs": 1.5, "latencyMs": 2.0}]'
+    return [_LOG, times, *(path.read_bytes() for path in sorted(folder.iterdir()))]
+
+
+@contextlib.contextmanager
+def _foreign(folder: Path) -> Iterator[Attempt]:
+    """A file of another tool, imported and stored."""
+    from hil.controller.records.history import SourceState
+    from hil.controller.storage.history.store import HistoryStore
+    from hil.controller.workloads.history.foreign import ForeignNames, read_foreign
+
+    def attempt(data: bytes) -> Tried:
+        (folder / "a").write_bytes(data)
+        entries = read_foreign(folder / "a", "", ForeignNames(), SourceState())
+        with HistoryStore.open(folder / "history", create=True) as store:
+            store.add(entries)
+        return Tried(1, (entries[0].key.kind, f"{len(entries)} entries"))
+
+    yield attempt
+
+
 FUZZERS = [
+    Fuzzer(
+        "history",
+        "measurements of other tools",
+        _foreign,
+        _foreign_seeds,
+        lambda data, rng: (mutate.json_bytes if data[:1] in (b"{", b"[") else mutate.lines)(data, rng),
+    ),
     Fuzzer("golden", "golden folders", _golden, _golden_seeds, mutate.json_bytes, (UsageError, LoadFailed)),
     Fuzzer(
         "study",

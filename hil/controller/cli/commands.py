@@ -99,7 +99,9 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
     are_known = bool(files) and all(map(Path.is_file, files))
     patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
     names = [*(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
-    click.echo(f"hil: {project.path}: {', '.join(names) or 'no settings for this command'}", err=True)
+    # With an automatic history, the command reports at its end what it added.
+    if names or not project.history.auto:
+        click.echo(f"hil: {project.path}: {', '.join(names) or 'no settings for this command'}", err=True)
 
 
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:

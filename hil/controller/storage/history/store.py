@@ -87,8 +87,8 @@ class HistoryStore:
 
         Args:
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
-            quota: maximum size of the programs in bytes. Each series keeps the programs of its last good entry and of
-                its last good entry on the baseline branch, even above the quota.
+            quota: maximum size of the programs in bytes. Each series keeps the programs of its newest entry, of
+                its last good entry, and of its last good entry on the baseline branch, even above the quota.
             baseline: name of the baseline branch.
 
         Raises:
@@ -119,7 +119,7 @@ class HistoryStore:
         with database_errors(self.folder):
             for name, key, total, created, outcome, commit, p50_ns in self._database.execute(text):
                 row = {"id": name, "entries": total, "created": created, "outcome": outcome, "commit": commit}
-                found.append(_convert(self.folder, {**row, "key": json.loads(key), "p50_ns": p50_ns}, SeriesSummary))
+                found.append(SeriesSummary(**row, key=self._load(key, SeriesKey), p50_ns=p50_ns))
         return sorted(found, key=lambda one: (one.key.model, one.key.case, one.key.board, one.key.runtime, one.id))
 
     def find_series(self, name: str) -> SeriesSummary:
@@ -195,8 +195,10 @@ class HistoryStore:
             rows = self._database.execute(
                 "select commit_id, run, case_name, created, text from annotations order by number"
             ).fetchall()
-        names = ("commit", "run", "case", "created", "text")
-        return [_convert(self.folder, dict(zip(names, row, strict=True)), Annotation) for row in rows]
+        return [
+            Annotation(commit=commit, run=run, case=case, created=created, text=text)
+            for commit, run, case, created, text in rows
+        ]
 
     def annotate(self, target: str, text: str) -> tuple[Annotation, int]:
         """Add a note to all entries of a commit or a run, or to an entry.
@@ -270,10 +272,7 @@ class HistoryStore:
         """Return the key of the only series that differs in nothing but an unknown board or runtime."""
         if key.board and key.runtime:
             return key
-        known = [
-            _convert(self.folder, json.loads(text), SeriesKey)
-            for (text,) in self._database.execute("select key from series")
-        ]
+        known = [self._load(text, SeriesKey) for (text,) in self._database.execute("select key from series")]
         found = [
             one
             for one in known
@@ -286,7 +285,11 @@ class HistoryStore:
         used = dict(self._database.execute("select program, max(created) from entries group by program"))
         kept = {
             digest
-            for condition, values in ((_IS_GOOD, ()), (f"{_IS_GOOD} and branch = ?", (self._baseline,)))
+            for condition, values in (
+                ("program != ''", ()),
+                (_IS_GOOD, ()),
+                (f"{_IS_GOOD} and branch = ?", (self._baseline,)),
+            )
             for (digest,) in self._database.execute(
                 f"select program from (select program, {_NEWEST} as rank from entries where {condition})"
                 " where rank = 1",
@@ -297,13 +300,19 @@ class HistoryStore:
 
     def _decode(self, document: Any, samples: Any) -> HistoryEntry:
         try:
-            values = json.loads(document)
             times = array.array("d", samples)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise _damaged(self.folder, error) from error
         if sys.byteorder == "big":
             times.byteswap()
-        return _convert(self.folder, {**values, "samples_ns": times.tolist()}, HistoryEntry)
+        return self._load(document, HistoryEntry).replace(samples_ns=times.tolist())
+
+    def _load(self, text: Any, kind: type[R]) -> R:
+        """Convert JSON of the database to a record. The database may be from another user."""
+        try:
+            return make_record(json.loads(text), kind)
+        except (ValueError, TypeError, RecursionError, UsageError) as error:
+            raise _damaged(self.folder, error) from error
 
 
 def _applies(note: Annotation, entry: HistoryEntry) -> bool:
@@ -322,14 +331,6 @@ def _pack(samples: Sequence[float]) -> bytes:
     if sys.byteorder == "big":
         times.byteswap()
     return times.tobytes()
-
-
-def _convert(folder: Path, values: Any, kind: type[R]) -> R:
-    """Convert values of the database to a record. The database may be from another user."""
-    try:
-        return make_record(values, kind)
-    except UsageError as error:
-        raise _damaged(folder, error) from error
 
 
 def _damaged(folder: Path, error: Exception) -> StorageError:

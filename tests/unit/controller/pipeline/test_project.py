@@ -14,9 +14,10 @@ from onnx import TensorProto, helper
 from support.project_schema import PATH, schema, text
 
 from hil.controller.cli.main import cli
+from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.pipeline.settings.model_settings import checked_models, for_model
 from hil.controller.pipeline.settings.options import Job, Options
-from hil.controller.pipeline.settings.project import find_project, load_project, read_project
+from hil.controller.pipeline.settings.project import find_history, find_project, load_project, read_project
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
@@ -111,6 +112,11 @@ def test_read_project_resolves_paths_against_its_directory(write: Write) -> None
         ('[models.x]\nlabels = ["a"]', "unknown model setting 'labels'", ""),
         ("[models.x.outputs]\ny = 3", '[models."x".outputs."y"] must be a table', ""),
         ("[models.x.outputs.y]\nrtol = 3", '[models."x".outputs."y"] supports only accept', ""),
+        ("history = 3\n", "[history] must be a table", ""),
+        ("[history]\nquota_mb = 3", "unknown key 'quota_mb' in [history]", "did you mean 'quota'"),
+        ('[history]\nquota = "2 GB"', "[history] quota must be a size such as", ""),
+        ("[history]\nauto = 1", "[history] auto must be true or false, got 1", ""),
+        ('[history]\npath = ""', "[history] path must be a string", ""),
         ('[models.x.outputs.y]\naccept = ["z: argmax"]', "'z: argmax' must not name an output", ""),
     ],
 )
@@ -120,6 +126,25 @@ def test_read_project_error_names_file_and_key(write: Write, text: str, message:
         read_project(path)
     assert str(path) in caught.value.message
     assert message in caught.value.message and hint in caught.value.hint
+
+
+def test_history_settings_are_relative_to_the_file(write: Write, tmp_path: Path, monkeypatch: Any) -> None:
+    write('[history]\nquota = "3 MiB"\nauto = true\nbaseline = "trunk"')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    found = find_history(Path())
+    assert found == HistorySettings(tmp_path / "hil-runs" / "history", 3 << 20, True, "trunk")
+    write('[history]\npath = "kept"')
+    assert find_history(Path()).path == tmp_path / "kept"
+
+
+def test_history_outside_of_the_project_needs_trust(write: Write, tmp_path: Path) -> None:
+    write('[defaults]\ncompile_flags = ["-a"]\n[history]\nauto = true')
+    assert find_history(tmp_path).auto
+    write('[history]\npath = "../elsewhere"')
+    with pytest.raises(UsageError, match=r"need trust: \[history\] path"):
+        find_history(tmp_path)
 
 
 def test_read_project_limits_file_size(write: Write) -> None:

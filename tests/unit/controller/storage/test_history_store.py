@@ -1,0 +1,253 @@
+"""The history: entries, programs, annotations, and damaged or concurrent use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+
+import pytest
+from support.histories import history_entry, program_source
+
+from hil.controller.storage.history.database import FILE
+from hil.controller.storage.history.programs import combine_digests
+from hil.controller.storage.history.store import HistoryStore, relative_spread, series_id
+from hil.core.digest import digest_of
+from hil.errors import StorageError, UsageError
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def store(tmp_path):
+    with HistoryStore.open(tmp_path / "history", create=True, quota=3 * MB) as opened:
+        yield opened
+
+
+def test_store_returns_entries_in_order_with_samples(store):
+    late, early = history_entry("r2", created=5.0), history_entry("r1", created=4.0)
+    report = store.add([late, early])
+    assert (report.added, report.present) == (2, 0)
+    assert list(store.entries(series_id(early.key))) == [early, late]
+    assert list(store.entries(early.key)) == list(store.entries())
+
+
+def test_store_adds_an_entry_once(store):
+    first = history_entry("r1", p50_ns=1.0)
+    store.add([first])
+    report = store.add([history_entry("r1", p50_ns=2.0), history_entry("r2")])
+    assert (report.added, report.present) == (1, 1)
+    assert [one.p50_ns for one in store.entries()] == [1.0, 20.0]
+
+
+def test_series_reports_newest_outcome_and_median(store):
+    store.add(
+        [
+            history_entry("r1", created=1.0, p50_ns=10.0),
+            history_entry("r2", created=2.0, p50_ns=None, outcome="COMPILE_ERROR", commit="ffff"),
+            history_entry("r1", "other", key={"board": "rpi5"}),
+        ]
+    )
+    one, other = store.series()
+    assert (one.entries, one.outcome, one.commit, one.p50_ns) == (2, "COMPILE_ERROR", "ffff", 10.0)
+    assert other.key.board == "rpi5"
+
+
+def test_store_finds_series_by_id_prefix_case_or_model(store):
+    store.add([history_entry(), history_entry(case="n", key={"model": "n.onnx"})])
+    wanted = series_id(history_entry().key)
+    assert {store.find_series(name).id for name in (wanted, wanted[:6], "m", "m.onnx")} == {wanted}
+    for name, why in (("nonesuch", "no series"), ("", "no series")):
+        with pytest.raises(UsageError, match=why):
+            store.find_series(name)
+    store.add([history_entry("r2", key={"board": "rpi5"})])
+    with pytest.raises(UsageError, match="ambiguous series 'm'"):
+        store.find_series("m")
+
+
+@pytest.mark.parametrize("unknown", [{"runtime": ""}, {"board": "", "runtime": ""}])
+def test_early_failure_joins_series_with_known_board(store, unknown):
+    store.add([history_entry("r1")])
+    store.add([history_entry("r2", key=unknown, outcome="COMPILE_ERROR")])
+    (series,) = store.series()
+    assert series.entries == 2
+
+
+def test_early_failure_keeps_key_if_several_series_match(store):
+    store.add([history_entry("r1"), history_entry("r2", key={"board": "rpi5"})])
+    store.add([history_entry("r3", key={"board": ""}, outcome="COMPILE_ERROR")])
+    assert len(store.series()) == 3
+
+
+def test_series_key_ignores_compiler_and_commit():
+    one, other = history_entry(commit="a"), history_entry(commit="b", tools={"compiler": "iree 4", "flags": ["-O3"]})
+    assert series_id(one.key) == series_id(other.key)
+    assert series_id(one.key) != series_id(history_entry(key={"flags": ["-O3"]}).key)
+
+
+def test_annotations_apply_to_commit_run_or_case(store):
+    store.add([history_entry("r1", commit="1a2b3c4d"), history_entry("r2", commit="9f"), history_entry("r2", "n")])
+    assert store.annotate("1a2b", "a")[1] == 2
+    assert store.annotate("r2", "b")[1] == 2
+    assert store.annotate("r2:n", "c")[1] == 1
+    found = {(one.run, one.case): [note.text for note in one.annotations] for one in store.entries()}
+    assert found == {("r1", "m"): ["a"], ("r2", "m"): ["b"], ("r2", "n"): ["a", "b", "c"]}
+
+
+def test_annotate_rejects_unknown_and_ambiguous_commits(store):
+    store.add([history_entry("r1", commit="12345"), history_entry("r2", commit="12346")])
+    for target, why in (("1234", "ambiguous commit"), ("123", "no entry"), ("r1:x", "no entry")):
+        with pytest.raises(UsageError, match=why):
+            store.annotate(target, "a")
+    assert store.annotations() == []
+
+
+def test_missing_history_is_empty_and_not_created(tmp_path):
+    with HistoryStore.open(tmp_path / "none") as store:
+        assert store.series() == list(store.entries()) == []
+        assert store.program(digest_of(b"")) is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_spread_is_relative_interquartile_range():
+    assert relative_spread([9.0, 10.0, 10.0, 11.0, 10.0]) == 0.0
+    assert relative_spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.2)
+    assert relative_spread([1.0] * 3) is None
+
+
+def test_store_keeps_program_with_record(store, tmp_path):
+    source = program_source(tmp_path / "p", b"program")
+    digest = source.record.digest
+    assert store.add([history_entry(program=digest)], [source]).programs == 1
+    assert store.add([], [source]).programs == 0
+    folder = store.program(digest)
+    assert folder is not None
+    assert (folder / "main.vmfb").read_bytes() == b"program"
+    assert store.program_record(digest) == source.record
+
+
+def test_program_digest_covers_names_of_several_files():
+    one, two = digest_of(b"1"), digest_of(b"2")
+    assert combine_digests({"a": one}) == one
+    assert combine_digests({"a": one, "b": two}) == combine_digests({"b": two, "a": one})
+    assert combine_digests({"a": one, "b": two}) != combine_digests({"a": two, "b": one})
+
+
+@pytest.mark.parametrize("change", ["altered", "missing", "outside"])
+def test_store_skips_unusable_program_and_keeps_entry(store, tmp_path, change):
+    source = program_source(tmp_path / "p", b"program")
+    if change == "altered":
+        (tmp_path / "p" / "main.vmfb").write_bytes(b"other")
+    elif change == "missing":
+        (tmp_path / "p" / "main.vmfb").unlink()
+    else:
+        source.record.files = {"../x": digest_of(b"program")}
+    report = store.add([history_entry(program=source.record.digest)], [source])
+    assert (report.added, report.programs, len(report.skipped)) == (1, 0, 1)
+    assert store.program(source.record.digest) is None
+    assert not list((store.folder / "programs").glob(".*"))
+
+
+def test_store_evicts_oldest_programs_but_keeps_last_good(store, tmp_path):
+    sources = [program_source(tmp_path / str(number), bytes([number]) * MB) for number in range(6)]
+    digests = [one.record.digest for one in sources]
+    branches = ["main", "main", "topic", "topic", "topic", "topic"]
+    outcomes = ["PASS", "PASS", "PASS", "FAIL", "FAIL", "FAIL"]
+    for number, source in enumerate(sources):
+        given = {"created": float(number), "branch": branches[number], "outcome": outcomes[number]}
+        store.add([history_entry(f"r{number}", program=digests[number], **given)], [source])
+    held = [number for number, digest in enumerate(digests) if store.program(digest)]
+    assert held == [1, 2, 5]  # last good of the baseline branch, last good, newest
+    assert len(list(store.entries())) == 6
+
+
+def test_store_rejects_program_above_quota(store, tmp_path):
+    source = program_source(tmp_path / "p", bytes(4 * MB))
+    report = store.add([], [source])
+    assert report.programs == 0
+    assert "larger than the quota" in report.skipped[0]
+
+
+def test_killed_writer_leaves_no_partial_add(tmp_path):
+    place = tmp_path / "history"
+    HistoryStore.open(place, create=True).close()
+    source = program_source(tmp_path / "p", b"program")
+
+    def entries():
+        yield history_entry("r1")
+        yield history_entry("r2")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        try:
+            HistoryStore.open(place).add(entries(), [source])
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (place / "programs" / ".new-half").mkdir(parents=True)
+    with HistoryStore.open(place) as store:
+        assert list(store.entries()) == []
+        assert store.add([history_entry("r1"), history_entry("r2")], [source]).added == 2
+        assert not list((place / "programs").glob(".*"))
+
+
+def test_concurrent_writers_add_each_entry_once(tmp_path):
+    added = []
+
+    def write():
+        with HistoryStore.open(tmp_path / "history", create=True) as store:
+            added.extend(store.add([history_entry(f"r{number}")]).added for number in range(10))
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(added) == 10
+    assert len(added) == 20
+    with HistoryStore.open(tmp_path / "history") as store:
+        assert len(list(store.entries())) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("text", "is damaged"),
+        ("pragma user_version = 9", "written by a newer hil"),
+        ("create view v as select 1", "not a history of hil"),
+        ("pragma application_id = 7", "not a history of hil"),
+        ("directory", "not a regular file"),
+        ("link", "not a regular file"),
+    ],
+)
+def test_open_rejects_unusable_database(tmp_path, change, why):
+    place = tmp_path / "history"
+    HistoryStore.open(place, create=True).close()
+    path = place / FILE
+    if change in ("text", "directory", "link"):
+        path.unlink()
+        if change == "text":
+            path.write_bytes(b"no database, but long enough to be one" * 100)
+        elif change == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to(tmp_path / "other")
+    else:
+        database = sqlite3.connect(path)
+        database.execute(change)
+        database.commit()
+        database.close()
+    with pytest.raises(StorageError, match=why) as raised:
+        HistoryStore.open(place, create=True)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("document", ["{", "[]", "{}", '{"key": 3}'])
+def test_entries_report_damaged_rows(store, document):
+    store.add([history_entry()])
+    with sqlite3.connect(store.folder / FILE) as database:
+        database.execute("update entries set document = ?", (document,))
+    with pytest.raises(StorageError, match="is damaged"):
+        list(store.entries())

@@ -1,0 +1,167 @@
+"""Entries of stored runs, benches, suite runs and matrices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.run_records import bench_record, run_case, run_record
+from support.suite_runs import case, comparison, suite_run
+
+from hil.controller.records.outputs import Origin
+from hil.controller.storage.cache import Cache
+from hil.controller.workloads.history.case_programs import CaseProgramFinder
+from hil.controller.workloads.history.collect import Collector
+from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
+from hil.core.digest import digest_of
+from hil.core.results import Outcome
+from hil.errors import UsageError
+
+PROGRAM = b"program"
+DIGEST = digest_of(PROGRAM)
+ARTIFACT = {
+    **{"runtime": "iree", "compiler": "iree 3.13.0", "flags": ["--target=host"], "function": "f", "main": "main.vmfb"},
+    **{"digests": {"main.vmfb": DIGEST}, "bytes": len(PROGRAM), "cached": False, "notes": {}},
+}
+
+
+@pytest.fixture
+def collector(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Collector(SourceOptions(), CaseProgramFinder(Cache(tmp_path / "cache")))
+
+
+def write_run(folder: Path, *cases, **values) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(run_record(*cases, id=folder.name, **values).to_json()))
+    return folder
+
+
+def test_run_gives_entry_with_samples_board_and_error(collector, tmp_path):
+    origin = {"labels": ["nightly"], "branch": "main", "commit": "1a2b"}
+    device = {"iterations": 3, "cold_ns": 90, "p50_ns": 15.0, "samples_ns": [90, 10, 20]}
+    provenance = {
+        "board": "rpi5",
+        "machine": {"kernel": "6.12", "cpu_features": ["a"], "cores": 4},
+        "readings": [
+            {"name": "cpu0 frequency", "value": 1800.0, "unit": "MHz"},
+            {"name": "cpu0 governor", "text": "x"},
+        ],
+        "runtime_version": "3.13.0",
+        "finished_at": 7.0,
+        "notes": ["throttled"],
+    }
+    one = run_case(name="m", path="m.onnx", device=device, provenance=provenance, artifact=ARTIFACT)
+    request = {"function": "f", "compile_flags": ["-O3"], "dims": {"N": 4}}
+    collector.collect(write_run(tmp_path / "r1", one, origin=origin, request=request))
+    (entry,) = collector.found.entries
+    key = {"kind": "run", "model": "m.onnx", "case": "m", "function": "f", "board": "rpi5", "runtime": "iree"}
+    assert entry.key.to_json() == {**key, "flow": "", "flags": ["-O3", "--dim N=4"]}
+    assert (entry.run, entry.created, entry.samples_ns, entry.p50_ns, entry.cold_ns) == (
+        "r1",
+        7.0,
+        [10.0, 20.0],
+        15.0,
+        90,
+    )
+    assert (entry.source.commit, entry.source.branch, entry.source.dirty) == ("1a2b", "main", None)
+    assert entry.source.labels == ["nightly"]
+    assert entry.board.stack == {"kernel": "6.12", "cores": "4", "cpu0 governor": "x"}
+    assert entry.board.readings == {"cpu0 frequency": 1800.0}
+    assert entry.board.notes == ["throttled"]
+    assert entry.tools.flags == ["--target=host"]
+    assert entry.program == DIGEST
+    assert entry.error is not None
+
+
+def test_failed_case_gives_entry_with_requested_values(collector, tmp_path):
+    error = {"kind": "CompileFailed", "hint": "", "board": "", "detail": ""}
+    none = dict.fromkeys(("artifact", "device", "provenance"))
+    one = run_case(name="m", outcome=Outcome.COMPILE_ERROR, reason="bad", error=error, verdicts=[], **none)
+    collector.collect(write_run(tmp_path / "r1", one, board=None, request={"board": "rpi5"}))
+    (entry,) = collector.found.entries
+    assert (entry.outcome, entry.reason, entry.error, entry.p50_ns) == ("COMPILE_ERROR", "bad", None, None)
+    assert (entry.key.board, entry.key.runtime) == ("rpi5", "")
+
+
+def test_unfinished_case_is_skipped(collector, tmp_path):
+    collector.collect(write_run(tmp_path / "r1", run_case(name="m", outcome=None)))
+    assert collector.found.entries == []
+    assert collector.found.skipped == ["r1: m has not ended"]
+
+
+def test_bench_gives_entry_without_side_of_earlier_program(collector, tmp_path):
+    bench = bench_record()
+    (side,) = bench.sides
+    bench.sides = [side.replace(name="A-m", from_run="old"), side.replace(name="B-m")]
+    folder = write_run(tmp_path / "b", run_case(name="A-m"), run_case(name="B-m", artifact=ARTIFACT))
+    (folder / "bench.json").write_text(json.dumps(bench.replace(concurrency=2).to_json()))
+    (folder / "B-m" / "program").mkdir(parents=True)
+    (folder / "B-m" / "program" / "main.vmfb").write_bytes(PROGRAM)
+    collector.collect(folder)
+    (entry,) = collector.found.entries
+    assert (entry.key.kind, entry.key.flags, entry.case) == ("bench", ("--concurrency 2",), "B-m")
+    assert (entry.p50_ns, entry.iterations) == (23812.5, 39686)
+    assert collector.found.skipped == ["b: A-m is from old"]
+    assert collector.found.programs[DIGEST].folder == folder / "B-m" / "program"
+
+
+def test_suite_gives_entries_with_cached_programs(collector, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    cache.put(Cache.key("artifact", a=1), {}, lambda folder: (folder / "main.vmfb").write_bytes(PROGRAM))
+    info = {"sim": {"machine": {"kernel": "6"}, "runtimes": [{"name": "iree", "version": "3.13.0"}]}}
+    times = {"device_p50_ns": 5.0, "samples_ns": [4, 5, 6], "iterations": 3}
+    flags = {"flags": ["-a"], "compiler": "iree 3", "program": DIGEST, "artifact_bytes": len(PROGRAM)}
+    records = [case("one", board="sim", outputs=(comparison(),), **times, **flags), case("two", "FAIL", board="sim")]
+    collector.collect(suite_run(tmp_path / "s", records, board_info=info))
+    one, two = collector.found.entries
+    assert (one.key.kind, one.key.flow, one.samples_ns) == ("suite", "iree", [4.0, 5.0, 6.0])
+    assert (one.tools.runtime, one.board.stack, one.tools.flags) == ("3.13.0", {"kernel": "6"}, ["-a"])
+    assert two.outcome == "FAIL"
+    assert collector.found.programs[DIGEST].record.main == "main.vmfb"
+
+
+def test_matrix_gives_entries_of_all_targets(collector, tmp_path):
+    targets = [{"name": "a"}, {"name": "../b"}, {"name": "missing"}]
+    write_run(tmp_path / "m" / "a", run_case(name="x"))
+    (tmp_path / "m" / "matrix.json").write_text(json.dumps({"schema": 1, "id": "m", "title": "t", "targets": targets}))
+    collector.collect(tmp_path / "m")
+    assert [entry.case for entry in collector.found.entries] == ["x"]
+
+
+def test_collect_rejects_directory_without_record(collector, tmp_path):
+    with pytest.raises(UsageError, match=r"has no run\.json"):
+        collector.collect(tmp_path)
+
+
+def test_given_commit_overrides_origin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    origin = Origin(labels=[], branch="main", commit="1a2b")
+    state = SourceOptions(commit="ffff").state_of(origin)
+    assert (state.commit, state.branch, state.dirty) == ("ffff", "main", None)
+    assert SourceOptions(branch="x").state_of(origin).branch == "x"
+
+
+def test_current_commit_reports_uncommitted_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("1")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-qb", "topic"), ("add", "a"), (*identity, "commit", "-qm", "a")):
+        subprocess.run(["git", *words], check=True)
+    state = SourceOptions().state_of(None)
+    assert (len(state.commit), state.branch, state.dirty) == (40, "topic", False)
+    (tmp_path / "a").write_text("2")
+    assert SourceOptions().state_of(Origin(labels=[], branch="", commit=state.commit)).dirty is True
+    other = SourceOptions().state_of(Origin(labels=[], branch="", commit="ffff"))
+    assert (other.branch, other.dirty) == ("", None)
+
+
+def test_model_paths_are_relative_to_repository(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert shorten_model("m.onnx") == shorten_model(str(tmp_path / "sub/m.onnx")) == "sub/m.onnx"
+    assert shorten_model("../m.onnx") == "m.onnx"
+    assert shorten_model("/elsewhere/m.onnx") == "m.onnx"
