@@ -165,15 +165,23 @@ class HistoryStore:
         without board or runtime, because its case failed early, joins the only series with otherwise equal keys.
 
         Returns:
-            The numbers of entries and programs, and the programs that could not be stored.
+            The numbers of entries and programs, and the invalid entries and programs, which were not stored.
         """
         report = AddedEntries(history=str(self.folder), added=0, present=0, programs=0, evicted=0, skipped=[])
         with database_errors(self.folder), writing(self._database):
             self._programs.remove_leftovers()
             for source in programs:
                 self._add_program(source, report)
+            known = self._read_keys()
             for entry in entries:
-                if self._insert(entry):
+                try:
+                    # Check now: an invalid row would make the history unreadable.
+                    checked = make_record(entry.to_json(), HistoryEntry)
+                    "".join(_list_columns(checked)).encode()
+                except (UsageError, UnicodeError) as error:
+                    report.skipped.append(f"{entry.run!r} {entry.case!r}: {error}")
+                    continue
+                if self._insert(checked, known):
                     report.added += 1
                 else:
                     report.present += 1
@@ -212,6 +220,7 @@ class HistoryStore:
         Raises:
             UsageError: no entry matches, or several commits match.
         """
+        target, text = (one.encode(errors="backslashreplace").decode() for one in (target, text))
         with database_errors(self.folder), writing(self._database):
             fields, count = self._find_target(target)
             note = Annotation(**fields, text=text, created=time.time())
@@ -253,32 +262,21 @@ class HistoryStore:
         except UsageError as error:
             report.skipped.append(f"program {record.digest}: {error.message}")
 
-    def _insert(self, entry: HistoryEntry) -> bool:
-        entry = entry.replace(key=self._complete_key(entry.key), annotations=[])
+    def _read_keys(self) -> list[SeriesKey]:
+        return [self._load(text, SeriesKey) for (text,) in self._database.execute("select key from series")]
+
+    def _insert(self, entry: HistoryEntry, known: Sequence[SeriesKey]) -> bool:
+        entry = entry.replace(key=_complete_key(entry.key, known), annotations=[])
         key, name = entry.key, series_id(entry.key)
         plain = entry.replace(samples_ns=[])
+        run, case, *others = _list_columns(entry)
         inserted = self._database.execute(
             "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing",
-            (
-                *(entry.run, entry.case, name, entry.created, entry.source.commit, entry.source.branch),
-                *(entry.program, entry.outcome, entry.p50_ns, _encode(plain), _pack(entry.samples_ns)),
-            ),
+            (*(run, case, name, entry.created, *others, entry.p50_ns, _encode(plain), _pack(entry.samples_ns)),),
         ).rowcount
         if inserted:
             self._database.execute("insert or ignore into series values (?, ?)", (name, _encode(key)))
         return bool(inserted)
-
-    def _complete_key(self, key: SeriesKey) -> SeriesKey:
-        """Return the key of the only series that differs in nothing but an unknown board or runtime."""
-        if key.board and key.runtime:
-            return key
-        known = [self._load(text, SeriesKey) for (text,) in self._database.execute("select key from series")]
-        found = [
-            one
-            for one in known
-            if key == one.replace(board=key.board and one.board, runtime=key.runtime and one.runtime)
-        ]
-        return found[0] if len(found) == 1 else key
 
     def _rank_programs(self) -> tuple[dict[str, float], set[str]]:
         """Return the last use of each program, and the programs that are never deleted."""
@@ -315,10 +313,25 @@ class HistoryStore:
             raise _damaged(self.folder, error) from error
 
 
+def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:
+    """Return the only known key that differs in nothing but an unknown board or runtime, or else the given key."""
+    if key.board and key.runtime:
+        return key
+    found = [
+        one for one in known if key == one.replace(board=key.board and one.board, runtime=key.runtime and one.runtime)
+    ]
+    return found[0] if len(found) == 1 else key
+
+
 def _applies(note: Annotation, entry: HistoryEntry) -> bool:
     if note.commit:
         return note.commit == entry.source.commit
     return note.run == entry.run and note.case in ("", entry.case)
+
+
+def _list_columns(entry: HistoryEntry) -> tuple[str, ...]:
+    """Return the texts of an entry that are columns of the database."""
+    return (entry.run, entry.case, entry.source.commit, entry.source.branch, entry.program, entry.outcome)
 
 
 def _encode(record: Any) -> bytes:

@@ -95,6 +95,26 @@ def test_annotations_apply_to_commit_run_or_case(store):
     assert found == {("r1", "m"): ["a"], ("r2", "m"): ["b"], ("r2", "n"): ["a", "b", "c"]}
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"created": -1.0}, {"created": 1e300}, {"run": "\ud800"}, {"samples_ns": [float("inf")]}, {"reason": "\ud800"}],
+)
+def test_store_never_adds_entry_that_it_cannot_read(store, values):
+    entry = history_entry()
+    for name, value in values.items():
+        setattr(entry, name, value)
+    report = store.add([entry, history_entry("r2")])
+    assert len(list(store.entries())) == report.added == 2 - len(report.skipped)
+    store.series()
+
+
+def test_annotate_escapes_invalid_text(store):
+    store.add([history_entry()])
+    assert store.annotate("r1", "a\ud800")[0].text == "a\\ud800"
+    with pytest.raises(UsageError, match="no entry"):
+        store.annotate("\ud800xxx", "a")
+
+
 def test_annotate_rejects_unknown_and_ambiguous_commits(store):
     store.add([history_entry("r1", commit="12345"), history_entry("r2", commit="12346")])
     for target, why in (("1234", "ambiguous commit"), ("123", "no entry"), ("r1:x", "no entry")):
