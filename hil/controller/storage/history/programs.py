@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,15 +79,18 @@ class ProgramFolder:
             shutil.rmtree(temporary, ignore_errors=True)
         return True
 
-    def evict(self, quota: int, order: Mapping[str, float], kept: Collection[str]) -> list[str]:
+    def evict(self, quota: int, rank: Callable[[], tuple[Mapping[str, float], Collection[str]]]) -> list[str]:
         """Delete programs until the others need at most ``quota`` bytes. Return the digests.
 
         Args:
-            order: digest -> time of the last use. Programs that are not listed are deleted first.
-            kept: digests of programs that stay, even above the quota.
+            rank: called above the quota. Returns digest -> time of the last use, where programs that are not listed are
+                deleted first; and the digests of programs that stay, even above the quota.
         """
         sizes = self.sizes()
         total = sum(sizes.values())
+        if total <= quota:
+            return []
+        order, kept = rank()
         gone = []
         for digest in sorted(sizes, key=lambda one: (order.get(one, 0.0), one)):
             if total <= quota:

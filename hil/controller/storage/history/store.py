@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import json
+import math
 import sqlite3
 import statistics
 import sys
@@ -25,6 +26,7 @@ from typing import Any
 
 from hil.controller.records.base import R, make_record
 from hil.controller.records.history import (
+    MAX_SAMPLES,
     AddedEntries,
     Annotation,
     HistoryEntry,
@@ -175,9 +177,7 @@ class HistoryStore:
             known = self._read_keys()
             for entry in entries:
                 try:
-                    # Check now: an invalid row would make the history unreadable.
-                    checked = make_record(entry.to_json(), HistoryEntry)
-                    "".join(_list_columns(checked)).encode()
+                    checked = _check_entry(entry)
                 except (UsageError, UnicodeError) as error:
                     report.skipped.append(f"{entry.run!r} {entry.case!r}: {error}")
                     continue
@@ -185,7 +185,7 @@ class HistoryStore:
                     report.added += 1
                 else:
                     report.present += 1
-            report.evicted = len(self._programs.evict(self._quota, *self._rank_programs()))
+            report.evicted = len(self._programs.evict(self._quota, self._rank_programs))
         return report
 
     def program(self, digest: str) -> Path | None:
@@ -327,6 +327,15 @@ def _applies(note: Annotation, entry: HistoryEntry) -> bool:
     if note.commit:
         return note.commit == entry.source.commit
     return note.run == entry.run and note.case in ("", entry.case)
+
+
+def _check_entry(entry: HistoryEntry) -> HistoryEntry:
+    """Return a valid entry. An invalid one would make the history unreadable. Raises UsageError or UnicodeError."""
+    "".join(_list_columns(entry)).encode()
+    times = entry.samples_ns
+    if len(times) > MAX_SAMPLES or not all(map(math.isfinite, times)):
+        raise UsageError(f"expected at most {MAX_SAMPLES} finite samples")
+    return make_record(entry.replace(samples_ns=[]).to_json(), HistoryEntry).replace(samples_ns=times)
 
 
 def _list_columns(entry: HistoryEntry) -> tuple[str, ...]:
