@@ -48,7 +48,7 @@ class ToolVersions(Record, kw_only=True):
     hil: Annotated[str, note("version of the agent, or empty")] = ""
 
 
-class BoardState(Record, kw_only=True):
+class MeasuredBoard(Record, kw_only=True):
     """The board's stack, and values that vary between measurements."""
 
     name: str = ""
@@ -71,7 +71,7 @@ class AnswerError(Record, kw_only=True):
     mismatches: Count | None = None
 
 
-class Annotation(Record, kw_only=True):
+class HistoryNote(Record, kw_only=True):
     """A note on a commit, a run or an entry."""
 
     commit: Annotated[str, note("commit, or empty")] = ""
@@ -106,8 +106,8 @@ class HistoryEntry(Record, kw_only=True):
     program: Annotated[str, note("digest of the program, or empty")] = ""
     program_bytes: Count | None = None
     tools: ToolVersions
-    board: BoardState
-    annotations: Annotated[list[Annotation], note("notes on the entry, the run and the commit, oldest first")] = []
+    board: MeasuredBoard
+    annotations: Annotated[list[HistoryNote], note("notes on the entry, the run and the commit, oldest first")] = []
 
 
 class StoredProgram(Record, kw_only=True):
@@ -165,5 +165,5 @@ class AddedEntries(Record, kw_only=True):
 class AddedAnnotation(Record, kw_only=True):
     """Output of `hil history annotate`."""
 
-    annotation: Annotation
+    annotation: HistoryNote
     entries: Annotated[Count, note("number of entries that the note applies to")]

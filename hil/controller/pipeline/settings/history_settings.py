@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_QUOTA
-from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_PATH, DEFAULT_QUOTA
 from hil.errors import UsageError, did_you_mean
 
 TABLE = "history"
-_NAME = "history"
 _SIZE = re.compile(r"(\d{1,12}) ?(MiB|GiB)")
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -22,7 +20,7 @@ _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 class HistorySettings:
     """Settings of the history."""
 
-    path: Path = DEFAULT_ROOT / _NAME
+    path: Path = DEFAULT_PATH
     quota: int = DEFAULT_QUOTA  # maximum size of the programs, in bytes
     auto: bool = False  # whether `hil run`, `hil bench` and `hil suite run` add their results
     baseline: str = DEFAULT_BASELINE  # branch whose last good programs are always kept
@@ -63,7 +61,7 @@ def read_history_table(file: Path, table: Any) -> HistorySettings:
     """
     if not isinstance(table, dict):
         raise UsageError(f"{file}: [{TABLE}] must be a table")
-    values: dict[str, Any] = {"path": DEFAULT_ROOT / _NAME}
+    values: dict[str, Any] = {"path": DEFAULT_PATH}
     for name, value in table.items():
         if name not in _KEYS:
             hint = f"{did_you_mean(name, _KEYS)}known keys: {', '.join(_KEYS)}"

@@ -28,8 +28,8 @@ from hil.controller.records.base import R, make_record
 from hil.controller.records.history import (
     MAX_SAMPLES,
     AddedEntries,
-    Annotation,
     HistoryEntry,
+    HistoryNote,
     SeriesKey,
     SeriesSummary,
     StoredProgram,
@@ -197,18 +197,18 @@ class HistoryStore:
         """Return how to load a program, or None if the history does not have it."""
         return self._programs.read(digest) if digest else None
 
-    def annotations(self) -> list[Annotation]:
+    def annotations(self) -> list[HistoryNote]:
         """Return all annotations, oldest first."""
         with database_errors(self.folder):
             rows = self._database.execute(
                 "select commit_id, run, case_name, created, text from annotations order by number"
             ).fetchall()
         return [
-            Annotation(commit=commit, run=run, case=case, created=created, text=text)
+            HistoryNote(commit=commit, run=run, case=case, created=created, text=text)
             for commit, run, case, created, text in rows
         ]
 
-    def annotate(self, target: str, text: str) -> tuple[Annotation, int]:
+    def annotate(self, target: str, text: str) -> tuple[HistoryNote, int]:
         """Add a note to all entries of a commit or a run, or to an entry.
 
         Args:
@@ -223,7 +223,7 @@ class HistoryStore:
         target, text = (one.encode(errors="backslashreplace").decode() for one in (target, text))
         with database_errors(self.folder), writing(self._database):
             fields, count = self._find_target(target)
-            note = Annotation(**fields, text=text, created=time.time())
+            note = HistoryNote(**fields, text=text, created=time.time())
             self._database.execute(
                 "insert into annotations (commit_id, run, case_name, created, text) values (?, ?, ?, ?, ?)",
                 (note.commit, note.run, note.case, note.created, text),
@@ -323,7 +323,7 @@ def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:
     return found[0] if len(found) == 1 else key
 
 
-def _applies(note: Annotation, entry: HistoryEntry) -> bool:
+def _applies(note: HistoryNote, entry: HistoryEntry) -> bool:
     if note.commit:
         return note.commit == entry.source.commit
     return note.run == entry.run and note.case in ("", entry.case)

@@ -12,8 +12,8 @@ from hil.controller.records.base import read_record
 from hil.controller.records.bench import BenchRecord, SideRecord
 from hil.controller.records.history import (
     AnswerError,
-    BoardState,
     HistoryEntry,
+    MeasuredBoard,
     SeriesKey,
     SourceState,
     ToolVersions,
@@ -242,7 +242,7 @@ def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError
 
 def make_board(
     name: str, identifier: str, device: str, machine: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]
-) -> BoardState:
+) -> MeasuredBoard:
     """Return the state of a board from its description (message Machine) and readings (messages Reading)."""
     stack = {key: str(value) for key, value in machine.items() if key not in _NOT_STACK and not isinstance(value, list)}
     values = {}
@@ -252,7 +252,7 @@ def make_board(
             stack[key] = text
         elif isinstance(value, (int, float)):
             values[key] = float(value)
-    return BoardState(name=name, id=identifier, device=device, stack=stack, readings=values)
+    return MeasuredBoard(name=name, id=identifier, device=device, stack=stack, readings=values)
 
 
 def _user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:

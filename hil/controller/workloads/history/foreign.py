@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from hil.controller.records.history import (
     MAX_SAMPLES,
-    BoardState,
     HistoryEntry,
+    MeasuredBoard,
     SeriesKey,
     SourceState,
     ToolVersions,
@@ -141,7 +141,7 @@ def _make_entry(
         samples_ns=case.samples_ns[:MAX_SAMPLES],
         peak_memory_bytes=case.peak_memory_bytes,
         tools=ToolVersions(runtime=case.version),
-        board=BoardState(name=board),
+        board=MeasuredBoard(name=board),
     )
 
 
