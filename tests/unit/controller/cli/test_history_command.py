@@ -12,7 +12,9 @@ from support.schemas import check_document
 
 from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.main import cli
+from hil.controller.cli.stored.history import import_files
 from hil.controller.storage.history.store import HistoryStore
+from hil.controller.workloads.history.foreign import FORMATS
 from hil.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "data/history"
@@ -97,3 +99,8 @@ def test_results_are_added_if_the_project_asks(call, tmp_path, capsys):
     add_to_history(tmp_path)
     assert "not added to the history" in capsys.readouterr().err
     add_to_history(None)
+
+
+def test_import_offers_all_formats():
+    (option,) = [one for one in import_files.params if one.name == "kind"]
+    assert tuple(option.type.choices) == tuple(FORMATS)
