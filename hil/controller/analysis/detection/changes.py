@@ -1,0 +1,131 @@
+"""Find changes of level in a series of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from statistics import NormalDist
+
+import numpy as np
+
+from hil.controller.analysis.bench.stats import Floats
+
+# A segment has at least as many runs.
+LEAST_SEGMENT = 3
+# Probability of a change in a series without changes.
+CHANGE_P = 0.001
+# Older runs say little about today's level, and cost time.
+_LENGTH_MOST = 256
+_PERMUTATIONS = 2000
+# A slow period that ends again hardly changes the sums over a long series, so windows are searched as well.
+_WINDOW = 50
+_NORMAL = NormalDist()
+_CORRELATION_MOST = 0.9
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of level."""
+
+    index: int  # of the first value with the new level
+    ratio: float  # median after the change divided by the median before, within the neighbouring changes
+    p_value: float  # probability of such a change in a series without changes
+
+
+def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[Change]:
+    """Find the changes of level in values above 0, in time order.
+
+    The test is a cumulative sum of normal scores (van der Waerden). Scores depend only on ranks, so outliers have
+    little effect, and the permutation distribution is the same for all series of a length (Pettitt, "A non-parametric
+    approach to the change-point problem", 1979, uses ranks). The largest change splits the series, then each part is
+    searched (binary segmentation, Scott and Knott, 1974). E-divisive (Matteson and James, 2014) splits in the same
+    way, with a statistic that also depends on the spread. Autocorrelation makes a change less significant.
+
+    Only the newest 256 values are searched.
+    """
+    first = max(len(values) - _LENGTH_MOST, 0)
+    logs = np.log(np.asarray(values[first:], np.float64))
+    splits = sorted(_split(logs, 0, logs.size, p_value))
+    edges = [0, *(index for index, _ in splits), logs.size]
+    changes = []
+    for number, (index, found) in enumerate(splits, 1):
+        before, after = logs[edges[number - 1] : index], logs[index : edges[number + 1]]
+        changes.append(Change(first + index, math.exp(float(np.median(after) - np.median(before))), found))
+    return changes
+
+
+def _split(logs: Floats, start: int, stop: int, p_value: float) -> list[tuple[int, float]]:
+    if stop - start < 2 * LEAST_SEGMENT:
+        return []
+    index, found = _find_largest(logs, start, stop)
+    if found > p_value and stop - start > _WINDOW:
+        windows = range(start, stop - _WINDOW // 2, _WINDOW // 2)
+        index, found = min((_find_largest(logs, at, min(at + _WINDOW, stop)) for at in windows), key=itemgetter(1))
+    if found > p_value:
+        return []
+    return [(index, found), *_split(logs, start, index, p_value), *_split(logs, index, stop, p_value)]
+
+
+def _find_largest(logs: Floats, start: int, stop: int) -> tuple[int, float]:
+    """Return the index of the most significant change in a range, and its probability without a change."""
+    scores = _compute_scores(logs[start:stop])
+    sizes = _compute_statistics(scores[None, :])[0]
+    at = int(sizes.argmax())
+    place = at + LEAST_SEGMENT
+    size = float(sizes[at]) / _compute_inflation(scores, place)
+    null = _permute_scores(scores.size)
+    larger = null.size - int(np.searchsorted(null, size - 1e-9))
+    return start + place, (1 + larger) / (1 + null.size)
+
+
+def _compute_scores(values: Floats) -> Floats:
+    """Return normal scores with variance 1; equal values share their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    quantiles = _compute_quantiles(values.size)
+    scores = np.interp(ranks, np.arange(1, values.size + 1), quantiles)
+    spread = float(scores.std())
+    return scores / spread if spread > 0 else scores
+
+
+@lru_cache(maxsize=512)
+def _compute_quantiles(count: int) -> Floats:
+    return np.array([_NORMAL.inv_cdf(rank / (count + 1)) for rank in range(1, count + 1)])
+
+
+def _compute_statistics(scores: Floats) -> Floats:
+    """Return the absolute standardized difference of level for each split of [series, n] scores."""
+    count = scores.shape[1]
+    before = np.arange(LEAST_SEGMENT, count - LEAST_SEGMENT + 1)
+    sums = np.cumsum(scores, axis=1)
+    middle = sums[:, -1:] * before / count
+    statistics: Floats = np.abs(sums[:, before - 1] - middle) / np.sqrt(before * (count - before) / count)
+    return statistics
+
+
+def _compute_inflation(scores: Floats, place: int) -> float:
+    """Return the factor of the statistic's standard deviation for autocorrelated values, at least 1."""
+    parts = scores[:place], scores[place:]
+    rest = np.concatenate([part - part.mean() for part in parts])
+    power = float((rest**2).sum())
+    lag = float((rest[1:] * rest[:-1]).sum()) / power if power > 0 else 0.0
+    if lag < 1.645 / math.sqrt(scores.size):
+        return 1.0
+    lag = min(lag, _CORRELATION_MOST)
+    return math.sqrt((1 + lag) / (1 - lag))
+
+
+@lru_cache(maxsize=512)
+def _permute_scores(count: int) -> Floats:
+    """Return the sorted largest statistics of random orders of the scores. The seed is fixed."""
+    rng = np.random.default_rng(count)
+    quantiles = _compute_quantiles(count)
+    scores = quantiles / quantiles.std()
+    found = []
+    for _ in range(8):  # in parts, to limit memory
+        orders = rng.permuted(np.broadcast_to(scores, (_PERMUTATIONS // 8, count)), axis=1)
+        found.append(_compute_statistics(orders).max(axis=1))
+    return np.sort(np.concatenate(found))
