@@ -31,6 +31,7 @@ NAMES = (
     "cold",
     "model",
     "generate",
+    "gate",
     "compare",
     "checks",
     "stream",

@@ -190,7 +190,7 @@ def rival_peer(
 
 
 @contextlib.contextmanager
-def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path]]:
+def session(module: str = "hil.agent", arguments: Sequence[str] = ()) -> Iterator[tuple[AgentClient, Peer, Path]]:
     """A client with a session on an agent in another process, that process, and a scratch folder.
 
     The agent listens on a Unix socket, as simulators' and boards' do.
@@ -198,7 +198,7 @@ def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         command = [sys.executable, "-m", module, "--listen", f"unix:{folder}/agent", "--store", str(folder / "store")]
-        with peer([*command, "--lifeline"]) as agent:
+        with peer([*command, "--lifeline", *arguments]) as agent:
             client = AgentClient(AgentEndpoint(agent.hello["address"]), "benchmark")
             try:
                 client.describe()

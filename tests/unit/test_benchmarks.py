@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Programs started by other benchmarks, with arguments or in the rival's environment.
-ELSEWHERE = {"ssh_peer", "tvm_peer", "labgrid_peer", "llama_peer"}
+ELSEWHERE = {"ssh_peer", "tvm_peer", "labgrid_peer", "llama_peer", "gate_peer"}
 MODULES = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - ELSEWHERE - {"__init__"})
 
 

@@ -1,0 +1,118 @@
+"""Generated series of runs, and a gate that measures suspects again in rounds with the same noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hil.controller.analysis.detection.sequential import SequentialDecision, pool_noise
+from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
+
+# Board time of a decision is limited to as many rounds.
+ROUNDS_MOST = 200
+# The noise of rounds is pooled from as many decisions.
+_NOISE_DECISIONS = 10
+
+# Returns the log noise of the next measurement on the board.
+Noise = Callable[[], float]
+
+
+def make_noise(kind: str, spread: float, rng: np.random.Generator) -> Noise:
+    """Return a source of noise with this standard deviation, as logarithms.
+
+    - ``white``: independent and normal.
+    - ``autocorrelated``: 0.7 of the last measurement's noise remains.
+    - ``outliers``: white, and 5 % of the measurements take 5 to 50 % longer.
+    - ``bimodal``: white, and half of the measurements take 5 % longer, such as with another memory layout.
+    """
+    last = 0.0
+
+    def next_noise() -> float:
+        nonlocal last
+        fresh = float(rng.normal())
+        if kind == "autocorrelated":
+            fresh = last = 0.7 * last + math.sqrt(1 - 0.7**2) * fresh
+        noise = spread * fresh
+        if kind == "outliers" and rng.random() < 0.05:
+            noise += math.log1p(float(rng.uniform(0.05, 0.5)))
+        if kind == "bimodal" and rng.random() < 0.5:
+            noise += math.log1p(0.05)
+        return noise
+
+    return next_noise
+
+
+def draw_series(effects: Sequence[float], noise: Noise) -> list[float]:
+    """Return a time per run; the effect is the logarithm of the program's true time."""
+    return [math.exp(effect + noise()) for effect in effects]
+
+
+@dataclass
+class Gate:
+    """A gate over the runs of a generated board, and what it did."""
+
+    noise: Noise
+    min_effect: float
+    effects: list[float] = field(default_factory=list)
+    points: list[SeriesPoint] = field(default_factory=list)
+    alarms: list[tuple[int, int]] = field(default_factory=list)  # the newest run, and the baseline
+    decisions: int = 0
+    undecided: int = 0
+    rounds: int = 0
+    _good: int = 0
+    _drift_checked: int | None = None
+    _measured: list[list[float]] = field(default_factory=list)
+
+    def add_history(self, effects: Sequence[float]) -> None:
+        """Add runs without measuring suspects."""
+        self.effects += effects
+        self.points += [SeriesPoint(value) for value in draw_series(effects, self.noise)]
+        self._good = len(self.points) - 1
+
+    def add_run(self, effect: float) -> None:
+        """Add a run, and measure its suspects. A program with an alarm becomes the new normal."""
+        self.effects.append(effect)
+        self.points.append(SeriesPoint(math.exp(effect + self.noise())))
+        newest = len(self.points) - 1
+        # To save time here, drift is tested only every 26 runs.
+        if self._drift_checked is None:
+            self._drift_checked = newest
+        suspects = find_suspects(
+            self.points, min_effect=self.min_effect, good=self._good, drift_checked=self._drift_checked
+        )
+        if newest >= self._drift_checked + 26:
+            self._drift_checked = newest
+        for suspect in suspects:
+            verdict = self.measure(suspect)
+            if verdict == "regressed":
+                self.alarms.append((newest, suspect.baseline))
+            if verdict != "undecided" and suspect.kind == "step":
+                self._good = newest
+
+    def measure(self, suspect: Suspect) -> str:
+        """Measure rounds until the verdict is clear."""
+        direction = "slower" if suspect.direction == "slower" else "faster"
+        decision = SequentialDecision(
+            self.min_effect, direction=direction, noise=pool_noise(self._measured[-_NOISE_DECISIONS:])
+        )
+        change = self.effects[suspect.newest] - self.effects[suspect.baseline]
+        while decision.verdict == "undecided" and len(decision.log_ratios) < ROUNDS_MOST:
+            # Old and new in turns: new - old, then old - new with the signs swapped.
+            first, second = self.noise(), self.noise()
+            is_swapped = len(decision.log_ratios) % 2 == 1
+            decision.add(change + (first - second if is_swapped else second - first))
+        self.decisions += 1
+        self.undecided += decision.verdict == "undecided"
+        self.rounds += len(decision.log_ratios)
+        self._measured.append(decision.log_ratios)
+        return decision.verdict
+
+
+def count_false_alarms(noise: Noise, min_effect: float, decisions: int) -> int:
+    """Return how many decisions about an unchanged program end with "regressed"."""
+    gate = Gate(noise, min_effect, effects=[0.0, 0.0])
+    suspect = Suspect("step", "slower", index=1, baseline=0, newest=1, ratio=None, p_value=None)
+    return sum(gate.measure(suspect) == "regressed" for _ in range(decisions))
