@@ -98,6 +98,11 @@ def test_decision_of_inverse_ratios_is_mirrored(logs: list[float]):
         assert found.interval.low <= found.ratio <= found.interval.high
 
 
+def test_counts_without_noise_need_few_rounds():
+    assert decide([math.log(1.001)] * 10, 0.001).verdict == "regressed"
+    assert decide([0.0] * 10, 0.001).verdict == "no change"
+
+
 def test_pool_noise_ignores_levels_and_outliers():
     rng = np.random.default_rng(2)
     groups = [rng.normal(level, ROUND, 12) for level in (-0.1, 0.0, 0.2)]

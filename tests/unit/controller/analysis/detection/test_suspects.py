@@ -73,6 +73,12 @@ def test_slow_drift_is_measured_against_anchor():
     assert [one.baseline for one in find_suspects(points(logs), anchor=40)] == [40]
 
 
+def test_constant_series_has_a_suspect_only_after_a_change():
+    assert find_suspects([SeriesPoint(1000.0)] * 60, min_effect=0.001) == []
+    (suspect,) = find_suspects([*[SeriesPoint(1000.0)] * 60, SeriesPoint(1002.0)], min_effect=0.001)
+    assert suspect.index == 60
+
+
 def test_outcome_change_ignores_board_errors():
     ok, lost = SeriesPoint(1.0), SeriesPoint(None, Outcome.BOARD_LOST)
     wrong = SeriesPoint(None, Outcome.FAIL)
