@@ -156,8 +156,8 @@ def _compute_threshold(baseline: Floats, effect: float) -> float:
     """Return the smallest suspicious logarithm of a new value, relative to the baseline's median.
 
     A step shifts the distribution of the baseline by ``effect``. The threshold is the lower quantile of the shifted
-    distribution, so that a step has the probability POWER to exceed it. With strong noise, the share of suspects
-    without a step limits it.
+    distribution, so that a step has the probability POWER to exceed it. With little noise, half the effect is rare
+    enough without a step. With strong noise, the share of suspects without a step is limited.
     """
     rest = baseline - np.median(baseline)
     limit = float(np.quantile(rest, 1 - SHARE_MOST))
@@ -165,7 +165,7 @@ def _compute_threshold(baseline: Floats, effect: float) -> float:
         return limit
     normal = -_NORMAL.inv_cdf(POWER) * _SIGMA_BY_MAD * float(np.median(np.abs(rest)))
     lowest = min(normal, float(np.quantile(rest, 1 - POWER)))
-    return max(lowest + effect, limit)
+    return max(min(lowest + effect, effect / 2), limit)
 
 
 def _compute_p_value(baseline: Floats, excess: float) -> float:

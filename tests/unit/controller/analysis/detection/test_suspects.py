@@ -32,6 +32,7 @@ def test_step_is_suspect_after_one_run():
     assert count_steps(0.02) >= 47
     assert count_steps(0.02, spread=0.005) >= 46
     assert count_steps(0.05, spread=0.02) >= 48
+    assert count_steps(0.015, spread=0.001) == 50
 
 
 def test_share_of_suspects_without_step_is_limited():
