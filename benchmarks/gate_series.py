@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,7 @@ class Gate:
     decisions: int = 0
     undecided: int = 0
     rounds: int = 0
+    order: random.Random = field(default_factory=lambda: random.Random(1))
     _good: int = 0
     _drift_checked: int | None = None
     _measured: list[list[float]] = field(default_factory=list)
@@ -100,10 +102,10 @@ class Gate:
         )
         change = self.effects[suspect.newest] - self.effects[suspect.baseline]
         while decision.verdict == "undecided" and len(decision.log_ratios) < ROUNDS_MOST:
-            # Old and new in turns: new - old, then old - new with the signs swapped.
             first, second = self.noise(), self.noise()
-            is_swapped = len(decision.log_ratios) % 2 == 1
-            decision.add(change + (first - second if is_swapped else second - first))
+            # The order is random, as in `hil bench`. A fixed order correlates the rounds.
+            is_new_first = self.order.random() < 0.5
+            decision.add(change + (first - second if is_new_first else second - first))
         self.decisions += 1
         self.undecided += decision.verdict == "undecided"
         self.rounds += len(decision.log_ratios)
