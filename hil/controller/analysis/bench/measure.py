@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import threading
@@ -86,7 +87,7 @@ class BenchSide:
             self.peak_memory_bytes = self.result.peak_memory_bytes
 
 
-# Callback for every finished batch: the side, the batch, and the share completed.
+# Callback for every finished batch: the side, the batch, and the progress: a share, or a number of rounds.
 Keep = Callable[[BenchSide, Batch, float], None]
 
 
@@ -137,13 +138,29 @@ def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: in
 
 
 def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
-    """Measure in rounds until the result is precise enough, up to a limit.
+    """Measure in rounds until the result is precise enough, up to a limit."""
+    rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
 
-    Every round reloads both sides. The sides then take turns in the order A B B A or B A A B.
+    def keep_share(side: BenchSide, batch: Batch, done: float) -> None:
+        keep(side, batch, done / rounds)
+
+    for number in measure_rounds(sides, bench, keep_share, order):
+        if number < rounds:
+            continue
+        found = compare_sides(sides, bench)
+        if number >= _LONGER * ROUNDS or bench.iterations is not None or (found and is_precise(found)):
+            break
+        rounds += LEAST_ROUNDS
+
+
+def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> Iterator[int]:
+    """Measure rounds until the caller stops. Yield the number of complete rounds after each.
+
+    Every round reloads both sides. The sides then take turns in the order A B B A or B A A B. ``keep`` receives each
+    batch with the number of rounds so far, including the finished part of the current one.
     """
     sizes: dict[str, list[list[int]]] = {}
-    number = 0
-    while number < (len(sizes["A"]) if sizes else 1):
+    for number in itertools.count():
         with contextlib.ExitStack() as stack:
             # Randomise the loading order: the side loaded first may get the better memory layout.
             loading = order.sample(list(sides), 2)
@@ -151,18 +168,15 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
             sizes = sizes or _plan_batches(meters, bench)
             for meter in meters.values():
                 meter.warm()
-            rounds = len(sizes["A"])
-            for turn in range(len(sizes["A"][number]) // 2):
+            planned = {label: rows[number % len(rows)] for label, rows in sizes.items()}
+            turns = len(planned["A"]) // 2
+            for turn in range(turns):
                 first, second = order.sample(list(sides), 2)
                 for side, at in ((first, 0), (second, 0), (second, 1), (first, 1)):
-                    batch = meters[side.label].batch(sizes[side.label][number][2 * turn + at])
+                    batch = meters[side.label].batch(planned[side.label][2 * turn + at])
                     side.batches.append(batch)
-                    keep(side, batch, (number + (turn + 1) / (len(sizes["A"][number]) // 2)) / rounds)
-        number += 1
-        if number == rounds < _LONGER * ROUNDS and bench.iterations is None:
-            found = compare_sides(sides, bench)
-            for rows in () if found and is_precise(found) else sizes.values():
-                rows += rows[-LEAST_ROUNDS:]
+                    keep(side, batch, number + (turn + 1) / turns)
+        yield number + 1
 
 
 def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedComparison | None:
