@@ -26,7 +26,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, su
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.record import record_case, record_specs
-from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.records.restored import restore_case, restore_spec
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import make_record, read_record
 from hil.controller.records.bench import (
@@ -41,8 +41,7 @@ from hil.controller.records.bench import (
 from hil.controller.records.run import StoredProvenance, StoredRepetition
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.files import copy_file
-from hil.core.results import Artifact, RunResult
-from hil.core.tensors import TensorSpec
+from hil.core.results import Artifact
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
@@ -125,33 +124,13 @@ def stored_case(run: Run) -> tuple[Job, Case]:
         function=program.function,
         compiler=program.compiler,
         flags=tuple(program.flags),
-        outputs=None
-        if specs is None
-        else tuple(TensorSpec(spec.name, spec.dtype, tuple(spec.shape)) for spec in specs),
+        outputs=None if specs is None else tuple(restore_spec(spec) for spec in specs),
         cached=True,
     )
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]
     if missing:
         raise UsageError(f"bench {run.id} is missing program files: {', '.join(missing)}")
-    references = tuple(
-        RunResult(
-            one.source,
-            run.load_tensors(one.outputs),
-            provenance=one.provenance,
-            relation=one.relation,
-        )
-        for one in case.references
-    )
-    again = Case(
-        case.name,
-        job.models[-1],
-        for_model(job.options(), job.models[-1]),
-        Path(),
-        artifact=artifact,
-        inputs=run.load_tensors(case.inputs),
-        references=references,
-    )
-    return job, again
+    return job, restore_case(run, case, job, artifact)
 
 
 _BINS = 16
