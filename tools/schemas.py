@@ -21,6 +21,7 @@ from hil.controller.records.commands import boards, bundles, farm, models, store
 from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.farm import ANSWERS, FarmEvent
+from hil.controller.records.gate import GateRecord
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
@@ -75,6 +76,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "compile": [models.CompiledProgram],
     "eval": [EvaluationRecord],
     "flows": [models.FlowList],
+    "gate": [GateRecord],
     "history add": [history.AddedEntries],
     "history annotate": [history.AddedAnnotation],
     "history import": [history.AddedEntries],

@@ -17,6 +17,7 @@ SECTIONS = {
         *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
         *("runtime", "wait_s"),
     ),
+    "Judgement": ("baseline", "commit", "place", "fail_on", "budget_s"),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
     "Cases": (
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
@@ -38,7 +39,22 @@ SECTIONS = {
         *("min_effect", "fail_if_slower", "timeout", "jobs", "profile", "compile_time_profile"),
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
-    "Output": (*("output", "out", "signing_key", "keep_all", "labels", "plot", "benchmark_out", "resume", "as_json"),),
+    "Output": (
+        *(
+            "output",
+            "out",
+            "signing_key",
+            "keep_all",
+            "labels",
+            "plot",
+            "benchmark_out",
+            "markdown",
+            "junit",
+            "sarif",
+            "resume",
+            "as_json",
+        ),
+    ),
 }
 _SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
 _LAST = "Output"

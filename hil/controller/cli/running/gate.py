@@ -1,0 +1,129 @@
+"""`hil gate`: decide whether a commit makes answers wrong or programs slower."""
+
+from __future__ import annotations
+
+import os
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hil.controller.cli.commands import command
+from hil.controller.cli.options import FILE, FOLDER, board_options, json_option, seconds, wait_option
+from hil.controller.cli.screen import Screen, answer
+from hil.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from hil.controller.records.gate import GateRecord
+
+
+def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    """Parse --fail-on."""
+    from hil.controller.records.gate import GATE_VERDICTS
+
+    named = tuple(filter(None, (one.strip() for one in value.split(","))))
+    for one in named:
+        if one not in typing.cast("tuple[str, ...]", GATE_VERDICTS):
+            hint = f"{did_you_mean(one, GATE_VERDICTS)}verdicts: {', '.join(GATE_VERDICTS)}"
+            raise UsageError(f"--fail-on: unknown verdict {one!r}", hint=hint)
+    return named
+
+
+@command(epilog="Example: hil gate --baseline main --markdown gate.md")
+@click.option("--baseline", default="", metavar="BRANCH", help="Branch to compare with (default: main, or hil.toml's).")
+@click.option("--commit", default="", metavar="ID", help="Commit to judge (default: the working tree's commit).")
+@click.option(
+    "--fail-on",
+    default="regressed,broken",
+    show_default=True,
+    callback=_verdicts,
+    metavar="VERDICTS",
+    help="Verdicts with exit code 1, separated by commas.",
+)
+@click.option(
+    "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to find."
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    default=300.0,
+    show_default=True,
+    callback=seconds,
+    metavar="S",
+    help="Maximum board time for all suspects together.",
+)
+@click.option(
+    "--history",
+    "place",
+    type=FOLDER,
+    metavar="DIR",
+    help="Directory of the history (default: [history] in hil.toml, or hil-runs/history).",
+)
+@board_options
+@wait_option
+@click.option("--markdown", type=FILE, metavar="FILE", help="Write a summary for a pull request to FILE.")
+@click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML to FILE.")
+@click.option("--sarif", type=FILE, metavar="FILE", help="Write SARIF 2.1.0 for code scanning to FILE.")
+@click.option("--resume", default="", metavar="RUN", help="Continue an interrupted gate.")
+@click.option("--out", type=FILE, metavar="DIR", help="Directory for gates (default: hil-gates).")
+@json_option
+def gate(
+    place: Path | None,
+    baseline: str,
+    as_json: bool,
+    markdown: Path | None,
+    junit: Path | None,
+    sarif: Path | None,
+    **settings: Any,
+) -> int:
+    """Judge the measurements of a commit in the history, and run suspects again.
+
+    If the history shows a change, hil runs the baseline's program and the new one in turns on the same board, until the
+    answer is clear or the board time is spent. Exit code: 0 without failures, 1 for verdicts of --fail-on, 4 if a board
+    failed.
+    """
+    from hil.controller.pipeline.settings.options import Job
+    from hil.controller.pipeline.settings.project import find_history
+    from hil.controller.storage.history.store import HistoryStore
+    from hil.controller.storage.run_context import open_context
+    from hil.controller.storage.runs import write_file
+    from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
+    from hil.controller.workloads.gate.run import GateJob, run_gate
+
+    defaults = find_history(Path())
+    own = {name: settings.pop(name) for name in ("commit", "fail_on", "budget_s", "resume")}
+    min_effect = settings.pop("min_effect") / 100
+    if not 0 < min_effect < 1:
+        raise UsageError(f"invalid --min-effect {100 * min_effect:g}: expected more than 0 and less than 100 percent")
+    job = GateJob(Job(**settings), baseline or defaults.baseline, min_effect=min_effect, **own)
+    with (
+        Screen(quiet=as_json) as screen,
+        open_context() as context,
+        HistoryStore.open(place or defaults.path, quota=defaults.quota, baseline=job.baseline) as store,
+    ):
+        record = run_gate(job, store, context, screen)
+    for file, make in ((markdown, make_markdown), (junit, make_junit), (sarif, make_sarif)):
+        if file is not None:
+            write_file(file, make(record))
+    annotations = list(make_annotations(record)) if os.environ.get("GITHUB_ACTIONS") == "true" and not as_json else []
+    return answer(as_json, record, *annotations, show=lambda: _print_gate(record))
+
+
+def _print_gate(record: GateRecord) -> None:
+    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.texts import table
+    from hil.controller.workloads.gate.reports import HEADS, describe_total, describe_verdict, list_details
+
+    console = table_console()
+    rows = [describe_verdict(one) for one in record.verdicts]
+    console.print(table(HEADS, rows, numbers=("baseline", "this commit", "rounds"), whole=("verdict",)))
+    for one in record.verdicts:
+        if details := list(list_details(one)):
+            click.echo(f"{one.key.case}: {one.verdict}")
+            for text in details:
+                click.echo(f"  {text}")
+    click.echo(describe_total(record))
+    if not record.finished:
+        click.echo(f"interrupted; continue with: hil gate --resume {record.id}")
+    click.echo(f"stored in {record.folder}")

@@ -1,0 +1,173 @@
+"""Judge a series from the history and from what the gate measured again: pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hil.controller.analysis.detection.sequential import Decision
+from hil.controller.records.gate import GateSide, GateVerdict, GateVerdictName
+from hil.controller.records.history import HistoryEntry
+from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.workloads.gate.plan import GateCase
+from hil.core.results import BOARD_OUTCOMES, Outcome
+
+# If both programs take this much longer or shorter than stored, the board does not work as it did.
+BOARD_CHANGE = 0.25
+
+
+@dataclass
+class Remeasurement:
+    """What a gate measured again.
+
+    Attributes:
+        old, new: outcome of the program, "" if it was not run again.
+        error: error of the board or of the stored files that ended the measurement, or "".
+        is_board_error: whether the board caused the error.
+        decision: verdict on the rounds in turns; None if no time was in question.
+        rounds_needed: estimated further rounds, if undecided.
+        old_p50_ns, new_p50_ns: medians in turns.
+        log_ratios: a value per round.
+    """
+
+    old: str = ""
+    new: str = ""
+    error: str = ""
+    is_board_error: bool = False
+    decision: Decision | None = None
+    rounds_needed: int = 0
+    old_p50_ns: float | None = None
+    new_p50_ns: float | None = None
+    board_s: float = 0.0
+    log_ratios: list[float] = field(default_factory=list)
+
+
+def needs_board(case: GateCase) -> bool:
+    """Return whether the programs must run again for a verdict."""
+    if case.suspect is None or case.old is None or not case.is_stored or case.new.outcome in BOARD_OUTCOMES:
+        return False
+    return case.new.program != case.old.program
+
+
+def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
+    """Return the verdict on a series.
+
+    Args:
+        again: what the gate measured again; None if it did not run the programs.
+    """
+    verdict, reason = _judge_again(case, again) if again is not None else _judge_stored(case)
+    changes = list_changes(case.old, case.new) if case.old is not None else []
+    is_same_source = case.old is not None and case.old.source.commit == case.new.source.commit != ""
+    if verdict in ("broken", "regressed") and is_same_source and not case.new.source.dirty and _has_new_tools(case):
+        verdict, reason = "toolchain", f"{reason}; same commit, other tools"
+    found = GateVerdict(
+        series=case.series,
+        key=case.new.key,
+        verdict=verdict,
+        reason=reason,
+        suspect=case.suspect.kind if case.suspect is not None else "",
+        new=_describe_side(case.new),
+        old=_describe_side(case.old) if case.old is not None else None,
+        changes=changes,
+    )
+    if again is None:
+        return found
+    found.new = found.new.replace(again=again.new, again_p50_ns=again.new_p50_ns)
+    if found.old is not None:
+        found.old = found.old.replace(again=again.old, again_p50_ns=again.old_p50_ns)
+    found.board_s, found.rounds_needed = again.board_s, again.rounds_needed
+    if again.decision is not None and again.decision.rounds:
+        found.ratio, found.interval, found.rounds = (
+            again.decision.ratio,
+            again.decision.interval,
+            again.decision.rounds,
+        )
+    return found
+
+
+def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
+    """Return the verdict without a new measurement, and its reason."""
+    new, old = case.new, case.old
+    if new.outcome in BOARD_OUTCOMES:
+        return "board fault", f"{new.outcome}: {new.reason}"
+    is_wrong = exit_code_for(new.outcome) != 0
+    if old is None:
+        return ("broken", f"{new.outcome}: {new.reason}") if is_wrong else ("new", "the baseline has no measurement")
+    if is_wrong and exit_code_for(old.outcome) != 0:
+        return "no change", f"{new.outcome}, as {old.outcome} at {_name_run(old)}"
+    if is_wrong and new.program and new.program == old.program:
+        return "board fault", f"{new.outcome}: the same program passed at {_name_run(old)}"
+    if is_wrong:
+        return "broken", f"{new.outcome}: {new.reason}"
+    if case.suspect is None:
+        return "no change", "within the variation of the history"
+    if new.program and new.program == old.program:
+        return "no change", f"same program as {_name_run(old)}"
+    if case.suspect.kind == "outcome":
+        return "improved", f"{new.outcome}, was {old.outcome} at {_name_run(old)}"
+    return "undecided", "the history does not have both programs"
+
+
+def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:
+    """Return the verdict from a new measurement, and its reason."""
+    assert case.old is not None
+    if again.error:
+        return ("board fault" if again.is_board_error else "undecided"), again.error
+    new_fails, old_fails = exit_code_for(again.new) != 0, exit_code_for(again.old) != 0
+    if new_fails and old_fails:
+        return "board fault", f"both programs fail now ({again.new}, {again.old}); {_name_run(case.old)} passed"
+    if new_fails:
+        checked = "cannot be checked" if again.old == Outcome.SKIP else "still passes"
+        return "broken", f"{again.new}; the program of {_name_run(case.old)} {checked}"
+    if exit_code_for(case.new.outcome) != 0:
+        return "undecided", f"{case.new.outcome} in {case.new.run}, but {again.new} now"
+    if again.decision is None:
+        return "improved", f"{again.new}; the program of {_name_run(case.old)} fails"
+    return _judge_times(case.old, again, again.decision)
+
+
+def _judge_times(old: HistoryEntry, again: Remeasurement, decision: Decision) -> tuple[GateVerdictName, str]:
+    change = 100 * (decision.ratio - 1)
+    if decision.verdict == "undecided":
+        return "undecided", f"{change:+.1f} % so far; about {again.rounds_needed} more rounds needed"
+    if decision.verdict != "no change":
+        return decision.verdict, f"{change:+.1f} % against {_name_run(old)}"
+    if old.p50_ns and again.old_p50_ns:
+        moved = again.old_p50_ns / old.p50_ns - 1
+        if abs(moved) > BOARD_CHANGE:
+            return "board fault", f"the times of both programs changed by {100 * moved:+.0f} % since {_name_run(old)}"
+    return "no change", f"{change:+.1f} % against {_name_run(old)}, measured in turns"
+
+
+def list_changes(old: HistoryEntry, new: HistoryEntry) -> list[str]:
+    """Return the differences between the tools and boards of two measurements, one per line."""
+    pairs = [
+        ("compiler", old.tools.compiler, new.tools.compiler),
+        ("runtime", old.tools.runtime, new.tools.runtime),
+        ("compiler flags", " ".join(old.tools.flags), " ".join(new.tools.flags)),
+        ("board", old.board.id, new.board.id),
+        *((name, old.board.stack.get(name, ""), value) for name, value in new.board.stack.items()),
+    ]
+    return [f"{name}: {before or '?'} -> {after}" for name, before, after in pairs if after and before != after]
+
+
+def _has_new_tools(case: GateCase) -> bool:
+    assert case.old is not None
+    old, new = case.old.tools, case.new.tools
+    return (old.compiler, old.runtime) != (new.compiler, new.runtime)
+
+
+def _describe_side(entry: HistoryEntry) -> GateSide:
+    return GateSide(
+        commit=entry.source.commit,
+        run=entry.run,
+        outcome=entry.outcome,
+        reason=entry.reason,
+        p50_ns=entry.p50_ns,
+        compiler=entry.tools.compiler,
+        runtime=f"{entry.key.runtime} {entry.tools.runtime}".strip(),
+        program=entry.program,
+    )
+
+
+def _name_run(entry: HistoryEntry) -> str:
+    return entry.source.commit[:9] or entry.run

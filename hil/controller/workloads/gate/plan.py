@@ -1,0 +1,92 @@
+"""Choose what a gate judges: for each series, the commit's measurement and the baseline's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
+from hil.controller.records.history import HistoryEntry, SeriesKey
+from hil.controller.storage.history.store import HistoryStore, series_id
+from hil.controller.storage.outcomes import exit_code_for
+from hil.core.results import BOARD_OUTCOMES, Outcome
+
+
+@dataclass(frozen=True)
+class GateCase:
+    """A series to judge.
+
+    Attributes:
+        new: measurement of the judged commit.
+        old: measurement to compare with; None without a baseline.
+        suspect: what the history shows, most serious first; None if nothing is suspect.
+        is_stored: whether the history has the programs of both measurements.
+    """
+
+    new: HistoryEntry
+    old: HistoryEntry | None = None
+    suspect: Suspect | None = None
+    is_stored: bool = False
+
+    @property
+    def series(self) -> str:
+        """ID of the series."""
+        return series_id(self.new.key)
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """Series to judge, and series of the baseline without a measurement of the judged commit."""
+
+    cases: list[GateCase]
+    unmeasured: list[SeriesKey]
+
+
+def plan_gate(store: HistoryStore, *, baseline: str, commit: str, min_effect: float) -> GatePlan:
+    """Choose the measurements of a commit, and those of the baseline branch to compare with.
+
+    Args:
+        commit: commit or its first digits; "" judges the newest measurement of each series.
+        min_effect: smallest relative change that must be found.
+    """
+    plan = GatePlan([], [])
+    for series in store.series():
+        entries = list(store.entries(series.id))
+        measured = [entry for entry in entries if entry.source.commit.startswith(commit)]
+        if measured:
+            plan.cases.append(_plan_case(store, entries, measured[-1], baseline, min_effect))
+        elif any(entry.source.branch == baseline for entry in entries):
+            plan.unmeasured.append(series.key)
+    return plan
+
+
+def _plan_case(
+    store: HistoryStore, entries: Sequence[HistoryEntry], new: HistoryEntry, baseline: str, min_effect: float
+) -> GateCase:
+    earlier = entries[: next(place for place, entry in enumerate(entries) if entry is new)]
+    usable = [entry for entry in earlier if entry.source.branch == baseline and entry.outcome in Outcome.__members__]
+    usable = [entry for entry in usable if entry.outcome not in BOARD_OUTCOMES]
+    if not usable:
+        return GateCase(new)
+    if exit_code_for(new.outcome) and not _is_good(usable[-1]):
+        return GateCase(new, usable[-1])
+    points = [_make_point(entry, new) for entry in [*usable, new]]
+    stored = [number for number, entry in enumerate(usable) if _is_good(entry) and store.program(entry.program)]
+    suspect = next(iter(find_suspects(points, min_effect=min_effect, anchor=stored[0] if stored else None)), None)
+    wanted = suspect.baseline if suspect is not None else len(usable) - 1
+    # The program of the compared run may be deleted, and a failed run proves nothing about the new one.
+    choices = [number for number in stored if number <= wanted] or stored[:1]
+    old = usable[choices[-1] if choices else wanted]
+    return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
+
+
+def _is_good(entry: HistoryEntry) -> bool:
+    return Outcome(entry.outcome).exit_code == 0
+
+
+def _make_point(entry: HistoryEntry, new: HistoryEntry) -> SeriesPoint:
+    outcome = Outcome(entry.outcome) if entry.outcome in Outcome.__members__ else Outcome.RUN_ERROR
+    value = entry.p50_ns if entry.clock == new.clock else None
+    is_time = value is not None and math.isfinite(value) and value > 0
+    return SeriesPoint(value if is_time else None, outcome)

@@ -1,0 +1,213 @@
+"""Run the programs of a suspect again, in turns on the same board, until the verdict is clear."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hil.controller.analysis.bench.job import board_of_stored
+from hil.controller.analysis.bench.measure import BenchSide, measure_rounds
+from hil.controller.analysis.bench.stats import Batch, BenchJob, round_log_ratios
+from hil.controller.analysis.detection.sequential import Direction, SequentialDecision, pool_noise
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.records.restored import restore_case
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import refuse_functions
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.history import HistoryEntry
+from hil.controller.storage.history.store import HistoryStore
+from hil.controller.storage.run_context import Progress
+from hil.controller.storage.runs import Run, RunStore, is_sealed
+from hil.controller.workloads.gate.judge import Remeasurement
+from hil.controller.workloads.gate.plan import GateCase
+from hil.core.results import BOARD_OUTCOMES, Artifact, Outcome
+from hil.core.tensors import TensorSpec
+from hil.errors import BoardError, HilError, UsageError
+
+# More rounds do not help: the noise of the board hides the effect.
+_ROUNDS_MOST = 200
+_KINDS = ("run", "bench")
+_STAGES = 100
+
+
+@dataclass(frozen=True)
+class Remeasurer:
+    """Measure suspects again.
+
+    Attributes:
+        job: options of the command; its board replaces the board of the stored runs.
+        find_rounds: returns the log ratios of earlier decisions on a board, whose noise is then known.
+    """
+
+    store: HistoryStore
+    runner: Runner
+    pool: BoardPool
+    job: Job
+    min_effect: float
+    screen: Progress
+    find_rounds: Callable[[str], Iterable[Sequence[float]]]
+
+    def measure(
+        self, case: GateCase, *, budget_s: float, known: Sequence[float], keep_round: Callable[[float], None]
+    ) -> Remeasurement:
+        """Run both programs of a suspect.
+
+        An error ends the measurement and becomes part of the result, because the other suspects can still be measured.
+
+        Args:
+            budget_s: maximum board time; the current round is completed.
+            known: log ratios of rounds that an interrupted gate measured.
+            keep_round: called with the log ratio of each new round.
+        """
+        again, begun = Remeasurement(), time.monotonic()
+        self.screen.begin(case.new.case, _STAGES)
+        try:
+            self._measure(case, again, begun + budget_s, known, keep_round)
+        except BoardError as error:
+            again.error, again.is_board_error = error.message, True
+        except HilError as error:
+            again.error = error.message
+        finally:
+            again.board_s = time.monotonic() - begun
+            self.screen.end(case.new.case)
+        return again
+
+    def _measure(
+        self,
+        case: GateCase,
+        again: Remeasurement,
+        until: float,
+        known: Sequence[float],
+        keep_round: Callable[[float], None],
+    ) -> None:
+        assert case.old is not None and case.suspect is not None
+        run = _open_run(case.new)
+        job = self._choose_job(run)
+        session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
+        name = case.new.case
+        sides = []
+        for label, entry in (("A", case.old), ("B", case.new)):
+            self.screen.stage(name, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
+            side = self._run_once(self._restore(run, case.new, entry, job), session)
+            if side.error is not None and side.outcome in BOARD_OUTCOMES:
+                raise side.error
+            sides.append(BenchSide(label, side, session.board))
+        again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
+        if case.suspect.kind == "outcome" or any(side.case.error for side in sides):
+            return
+        if sides[1].case.outcome in (Outcome.PASS, Outcome.SKIP):
+            self._measure_times(case, again, sides, until, known, keep_round)
+
+    def _run_once(self, case: Case, session: BoardSession) -> Case:
+        case = self.runner.execute(self.runner.compile(case, session.board.config), session)
+        if case.outcome:
+            return case
+        if not case.references:
+            return replace(case, outcome=Outcome.SKIP, reason="output not compared")
+        return self.runner.judge(case)
+
+    def _measure_times(
+        self,
+        case: GateCase,
+        again: Remeasurement,
+        sides: Sequence[BenchSide],
+        until: float,
+        known: Sequence[float],
+        keep_round: Callable[[float], None],
+    ) -> None:
+        direction: Direction = "faster" if case.suspect is not None and case.suspect.direction == "faster" else "slower"
+        noise = pool_noise(self.find_rounds(case.new.key.board))
+        decision = SequentialDecision(self.min_effect, direction=direction, noise=noise)
+        for log_ratio in known:
+            decision.add(log_ratio)
+        name, order = case.new.case, random.Random(secrets.randbits(64))
+
+        def show(side: BenchSide, batch: Batch, done: float) -> None:
+            needed = max(len(decision.log_ratios) + decision.rounds_needed, 1)
+            percent = min(round(100 * (len(known) + done) / needed), 99)
+            self.screen.stage(name, percent, f"round {len(known) + int(done) + 1}: {decision.verdict}")
+
+        if decision.verdict == "undecided":
+            for rounds in measure_rounds(sides, BenchJob(self.job), show, order):
+                batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
+                log_ratio = float(round_log_ratios(batches)[0])
+                keep_round(log_ratio)
+                decision.add(log_ratio)
+                is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
+                if decision.verdict != "undecided" or is_spent:
+                    break
+        again.decision, again.rounds_needed = decision.decision, decision.rounds_needed
+        again.log_ratios = decision.log_ratios
+        again.old_p50_ns, again.new_p50_ns = (_find_median(side) for side in sides)
+
+    def _choose_job(self, run: Run) -> Job:
+        """Return the job of a stored run with the board to use. Records of other users must not select boards."""
+        stored = Job.of_record(run.record.request)
+        if is_own := is_sealed(run.folder, run.record.request):
+            if self.job.board or self.job.hw_type:
+                return board_of_stored(stored, self.job, own=False)
+        else:
+            refuse_functions(stored)
+        return board_of_stored(stored, self.job, own=is_own)
+
+    def _restore(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
+        """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
+
+        Otherwise the inputs are those of the new run. Its references apply to its own program only.
+        """
+        if entry is not measured and (stored := _find_run(entry)) is not None:
+            run, measured = stored, entry
+        found = next((case for case in run.record.cases if case.name == measured.case), None)
+        record, folder = self.store.program_record(entry.program), self.store.program(entry.program)
+        if record is None or folder is None:
+            raise UsageError(f"the program of {entry.run} is not in the history")
+        if found is None or not found.inputs:
+            raise UsageError(f"run {run.id} has no inputs for case {measured.case}")
+        specs = (
+            None if record.outputs is None else [TensorSpec(x.name, x.dtype, tuple(x.shape)) for x in record.outputs]
+        )
+        artifact = Artifact(
+            runtime=record.runtime,
+            main=record.main,
+            files={name: folder / name for name in record.files},
+            digests=record.files,
+            function=record.function,
+            compiler=record.compiler,
+            flags=tuple(record.flags),
+            outputs=None
+            if specs is None
+            else tuple(TensorSpec(one.name, one.dtype, tuple(one.shape)) for one in specs),
+            cached=True,
+        )
+        case = restore_case(run, found, job, artifact)
+        return case if measured is entry else replace(case, references=())
+
+
+def _open_run(entry: HistoryEntry) -> Run:
+    """Open the run of an entry. Raises UsageError if it cannot be measured again."""
+    if entry.key.kind not in _KINDS:
+        raise UsageError(f"a {entry.key.kind} cannot be measured again", hint="measure the model with hil bench")
+    run = _find_run(entry)
+    if run is None:
+        raise UsageError(f"the directory of run {entry.run} is missing, so its inputs are unknown")
+    return run
+
+
+def _find_run(entry: HistoryEntry) -> Run | None:
+    folder = Path(entry.folder)
+    return RunStore(folder.parent).open(str(folder)) if entry.folder and folder.is_dir() else None
+
+
+def _find_median(side: BenchSide) -> float | None:
+    if not side.batches:
+        return None
+    return float(np.median(np.concatenate([batch.duration_ns for batch in side.batches])))

@@ -1,0 +1,162 @@
+"""Reports of a gate: the table for terminals and pull requests, JUnit XML, and SARIF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from hil.controller.records.gate import GateRecord, GateSide, GateVerdict
+from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.storage.screen.texts import counted, plain, seconds
+from hil.controller.workloads.suites.reports.junit import junit_document
+from hil.controller.workloads.suites.reports.summary import as_name, as_text
+from hil.core import own_version
+
+HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+_COMMIT = 9
+# Verdict -> explanation, for SARIF's rules and the help of readers.
+MEANINGS = {
+    "broken": "the new program fails, and the old program still passes",
+    "regressed": "the new program is slower, measured in turns on the same board",
+    "toolchain": "broken or slower with the same commit and another compiler or runtime",
+    "undecided": "suspect, and not decided within the board time",
+    "board fault": "the board failed, or both programs changed",
+    "improved": "the new program is faster, or passes while the old program fails",
+    "no change": "answers are correct, and the time is the same",
+    "new": "the baseline has no measurement",
+}
+
+
+def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
+    """Return the cells of a verdict for :data:`HEADS`."""
+    return (
+        *(one.verdict, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
+        *(_describe_time(one.old), _describe_time(one.new), _describe_ratio(one), str(one.rounds or "-"), one.reason),
+    )
+
+
+def describe_total(record: GateRecord) -> str:
+    """Return the number of series by verdict, and the board time, in one line."""
+    counts: dict[str, int] = {}
+    for one in record.verdicts:
+        counts[one.verdict] = counts.get(one.verdict, 0) + 1
+    spent_s = sum(one.board_s for one in record.verdicts)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    if record.unmeasured:
+        parts.append(f"{len(record.unmeasured)} not measured at this commit")
+    return f"{', '.join(parts)}; {seconds(spent_s)} of board time"
+
+
+def list_details(one: GateVerdict) -> Iterator[str]:
+    """Yield what explains a verdict that is not ``no change``: outcomes, programs, changed tools and boards."""
+    if one.verdict in ("no change", "new"):
+        return
+    for title, side in (("baseline", one.old), ("this commit", one.new)):
+        if side is not None:
+            again = f", now {side.again}" if side.again else ""
+            yield f"{title}: {side.commit[:_COMMIT] or '-'} ({side.run}), {side.outcome}{again}, {side.compiler}"
+    yield from one.changes
+
+
+def make_markdown(record: GateRecord) -> str:
+    """Return a summary for a pull request: a table of all series, and details of those that changed."""
+    failed = [one for one in record.verdicts if one.verdict in record.fail_on]
+    title = f"{counted(len(failed), 'failure')}" if failed else "passed"
+    lines = [f"### hil gate: {title}", "", as_text(describe_total(record)), ""]
+    lines += [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    for one in record.verdicts:
+        verdict, model, *cells, reason = describe_verdict(one)
+        marked = f"**{verdict}**" if verdict in record.fail_on else verdict
+        lines.append(f"| {' | '.join((marked, as_name(model), *map(as_text, cells), as_text(reason)))} |")
+    for one in record.verdicts:
+        if details := [f"- {as_text(text)}" for text in list_details(one)]:
+            lines += ["", f"{as_name(one.key.model)} {as_text(one.key.case)}: **{one.verdict}**", "", *details]
+    commit = record.commit[:_COMMIT] or "the newest measurements"
+    lines += ["", f"Commit {as_text(commit)} against branch {as_name(record.baseline)}, `hil gate` {own_version()}."]
+    return "\n".join(lines) + "\n"
+
+
+def make_junit(record: GateRecord) -> str:
+    """Return a document with a test case per series. Verdicts of ``fail_on`` are failures, board faults errors."""
+    suite = ElementTree.Element("testsuite", name=f"hil gate {plain(record.baseline)}")
+    for one in record.verdicts:
+        about = {"classname": plain(one.key.model), "name": plain(_name_series(one)), "time": f"{one.board_s:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", about)
+        tag = "failure" if one.verdict in record.fail_on else "error" if one.verdict == "board fault" else ""
+        if tag:
+            problem = ElementTree.SubElement(case, tag, message=plain(one.reason), type=one.verdict)
+            problem.text = plain("\n".join(list_details(one)))
+        elif one.verdict in ("undecided", "new"):
+            ElementTree.SubElement(case, "skipped", message=plain(f"{one.verdict}: {one.reason}"))
+    for key in record.unmeasured:
+        about = {"classname": plain(key.model), "name": plain(f"{key.case} on {key.board}"), "time": "0"}
+        ElementTree.SubElement(
+            ElementTree.SubElement(suite, "testcase", about), "skipped", message="not measured at this commit"
+        )
+    return junit_document([suite])
+
+
+def make_sarif(record: GateRecord) -> str:
+    """Return SARIF 2.1.0 for code scanning: a result per series that changed or could not be judged.
+
+    Its location is the model's file, relative to the repository.
+    """
+    rules = [{"id": name.replace(" ", "-"), "shortDescription": {"text": text}} for name, text in MEANINGS.items()]
+    driver = {"name": "hil gate", "version": own_version(), "rules": rules}
+    results = [_make_result(one, record) for one in record.verdicts if one.verdict not in ("no change", "new")]
+    run = {"tool": {"driver": driver}, "results": results}
+    return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def make_annotations(record: GateRecord) -> Iterator[str]:
+    """Yield GitHub's workflow commands, which annotate the models of series that changed or could not be judged."""
+    for one in record.verdicts:
+        if one.verdict in ("no change", "new", "improved"):
+            continue
+        level = "error" if one.verdict in record.fail_on else "warning"
+        place, title = _escape_property(one.key.model), _escape_property(f"hil gate: {one.verdict}")
+        yield f"::{level} file={place},title={title}::{_escape_command(f'{_name_series(one)}: {one.reason}')}"
+
+
+def _escape_command(text: str) -> str:
+    """Escape a message of a workflow command, as GitHub's actions/toolkit does."""
+    return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape_command(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _make_result(one: GateVerdict, record: GateRecord) -> dict[str, Any]:
+    level = "error" if one.verdict in record.fail_on else "note" if one.verdict == "improved" else "warning"
+    text = f"{_name_series(one)}: {one.verdict}: {one.reason}"
+    where = {"artifactLocation": {"uri": one.key.model}, "region": {"startLine": 1}}
+    return {
+        "ruleId": one.verdict.replace(" ", "-"),
+        "level": level,
+        "message": {"text": "\n".join([text, *list_details(one)])},
+        "locations": [{"physicalLocation": where}],
+        "partialFingerprints": {"hilSeries/v1": one.series},
+    }
+
+
+def _name_series(one: GateVerdict) -> str:
+    return " ".join(filter(None, (one.key.case, one.key.flow, f"on {one.key.board}", one.key.runtime, *one.key.flags)))
+
+
+def _describe_time(side: GateSide | None) -> str:
+    if side is None:
+        return "-"
+    if exit_code_for(side.outcome):
+        return side.outcome
+    return seconds(None if side.p50_ns is None else side.p50_ns / 1e9)
+
+
+def _describe_ratio(one: GateVerdict) -> str:
+    if one.ratio is None:
+        return "-"
+    bounds = f" ({one.interval.low:.3f} to {one.interval.high:.3f})" if one.interval is not None else ""
+    return f"{one.ratio:.3f}{bounds}"

@@ -1,0 +1,185 @@
+"""Run a gate from the history to its stored record. The gate stores each verdict, and each round of a measurement."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.base import read_record
+from hil.controller.records.gate import GATE_VERDICTS, GateRecord
+from hil.controller.storage.history.store import HistoryStore
+from hil.controller.storage.origin import origin_of, typed_command
+from hil.controller.storage.run_context import Progress, RunContext
+from hil.controller.storage.runs import Run, RunStore, write_json
+from hil.controller.workloads.gate.judge import judge_case, needs_board
+from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
+from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
+from hil.core.text import jsonable
+from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
+
+DEFAULT_BUDGET_S = 300.0
+DEFAULT_FAIL_ON = ("regressed", "broken")
+GATES = Path("hil-gates")
+DOCUMENT = "gate.json"
+
+
+@dataclass(frozen=True)
+class GateJob:
+    """The settings of a `hil gate` command.
+
+    Attributes:
+        job: the board, and where to store the gate.
+        budget_s: maximum board time in seconds, for all suspects together.
+        fail_on: verdicts with exit code 1.
+        resume: name of an interrupted gate to continue, or "".
+    """
+
+    job: Job
+    baseline: str
+    commit: str = ""
+    min_effect: float = DEFAULT_MIN_EFFECT
+    budget_s: float = DEFAULT_BUDGET_S
+    fail_on: tuple[str, ...] = DEFAULT_FAIL_ON
+    resume: str = ""
+
+
+def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Progress) -> GateRecord:
+    """Judge the newest measurements against those of the baseline, and measure suspects again.
+
+    Returns:
+        The record; after Ctrl-C, with the verdicts so far.
+
+    Raises:
+        UsageError: an option is invalid, or the history has no measurement to judge.
+    """
+    runs = RunStore(gate.job.out or GATES)
+    if gate.resume:
+        run = runs.open(gate.resume)
+        record = read_gate(run)
+        return _GateRun(gate, run, record, _plan(store, record), store, screen).run(context)
+    record = GateRecord(
+        schema=1,
+        id="",
+        folder="",
+        created=0,
+        finished=False,
+        history=str(store.folder),
+        baseline=gate.baseline,
+        commit=gate.commit or origin_of().commit,
+        min_effect=gate.min_effect,
+        budget_s=gate.budget_s,
+        fail_on=list(gate.fail_on),
+        unmeasured=[],
+        verdicts=[],
+        exit_code=EXIT_NOTHING_RAN,
+    )
+    plan = _plan(store, record)
+    run = runs.create("gate", jsonable(asdict(gate.job)), command=typed_command())
+    record.id, record.folder = run.id, str(run.folder)
+    record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
+    return _GateRun(gate, run, record, plan, store, screen).run(context)
+
+
+def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
+    """Return what the gate judges. Raises UsageError if there is nothing."""
+    plan = plan_gate(store, baseline=record.baseline, commit=record.commit, min_effect=record.min_effect)
+    if not plan.cases:
+        of = f" of commit {record.commit[:9]}" if record.commit else ""
+        raise UsageError(
+            f"the history {store.folder} has no measurement{of}",
+            hint="measure the models with hil bench, and add the results with hil history add",
+        )
+    return plan
+
+
+@dataclass
+class _GateRun:
+    """The state of a running gate."""
+
+    _gate: GateJob
+    _run: Run
+    _record: GateRecord
+    _plan: GatePlan
+    _store: HistoryStore
+    _screen: Progress
+
+    def run(self, context: RunContext) -> GateRecord:
+        self._save()
+        judged = {(one.series, one.new.run) for one in self._record.verdicts}
+        left = [case for case in self._plan.cases if (case.series, case.new.run) not in judged]
+        for case in left:
+            if not needs_board(case):
+                self._record.verdicts.append(judge_case(case, None))
+        self._save()
+        try:
+            self._measure([case for case in left if needs_board(case)], context)
+        except KeyboardInterrupt:
+            self._finish(EXIT_INTERRUPTED, finished=False)
+        else:
+            self._finish(find_exit_code(self._record), finished=True)
+        return self._record
+
+    def _measure(self, suspects: Sequence[GateCase], context: RunContext) -> None:
+        if not suspects:
+            return
+        rounds = RoundsFile(self._run.folder)
+        known = rounds.read()
+        with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
+            again = Remeasurer(
+                self._store,
+                Runner(context),
+                pool,
+                self._gate.job,
+                self._record.min_effect,
+                self._screen,
+                rounds.find_earlier,
+            )
+            for number, case in enumerate(suspects):
+                key = RoundsKey(case.series, case.new.run, case.new.key.board)
+                spent_s = sum(one.board_s for one in self._record.verdicts)
+                budget_s = max(self._record.budget_s - spent_s, 0.0) / (len(suspects) - number)
+                found = again.measure(
+                    case,
+                    budget_s=budget_s,
+                    known=known.get(key, ()),
+                    keep_round=functools.partial(rounds.append, key),
+                )
+                self._record.verdicts.append(judge_case(case, found))
+                self._save()
+
+    def _save(self) -> None:
+        self._record.verdicts.sort(key=lambda one: (GATE_VERDICTS.index(one.verdict), one.key.model, one.key.case))
+        write_json(self._run.folder / DOCUMENT, self._record.to_json())
+
+    def _finish(self, code: int, *, finished: bool) -> None:
+        self._record.exit_code, self._record.finished = code, finished
+        self._save()
+        self._run.record.exit_code, self._run.record.finished = code, finished
+        self._run.save()
+
+
+def find_exit_code(record: GateRecord) -> int:
+    """Return the exit code: 1 for a verdict of ``fail_on``, else 4 if a board failed, else 0."""
+    found = {one.verdict for one in record.verdicts}
+    if found & set(record.fail_on):
+        return EXIT_FAIL
+    return EXIT_BOARD if "board fault" in found else EXIT_OK
+
+
+def read_gate(run: Run) -> GateRecord:
+    """Read gate.json.
+
+    Raises:
+        UsageError: the run is not a gate.
+    """
+    try:
+        return read_record(run.folder / DOCUMENT, GateRecord)
+    except UsageError as error:
+        raise UsageError(f"run {run.id} is not a gate", hint="choose a run stored by `hil gate`") from error

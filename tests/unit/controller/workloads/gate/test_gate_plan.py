@@ -1,0 +1,169 @@
+"""Which measurements a gate compares, and the verdict on each series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.histories import history_entry, program_source
+
+from hil.controller.analysis.detection.sequential import Decision
+from hil.controller.records.history import HistoryEntry
+from hil.controller.storage.history.programs import combine_digests
+from hil.controller.storage.history.store import HistoryStore
+from hil.controller.workloads.gate.judge import Remeasurement, judge_case, list_changes, needs_board
+from hil.controller.workloads.gate.plan import GateCase, plan_gate
+from hil.core.digest import digest_of
+
+OLD, NEW = b"old program", b"new program"
+
+
+def digest(program: bytes) -> str:
+    return combine_digests({"main.vmfb": digest_of(program)})
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with HistoryStore.open(tmp_path / "history", create=True) as opened:
+        sources = [program_source(tmp_path / program.hex(), program) for program in (OLD, NEW)]
+        opened.add([], sources)
+        yield opened
+
+
+def baseline_entries(count: int = 20, **values: Any) -> list[HistoryEntry]:
+    """Return entries of the baseline branch with medians of 100 to 101 ns."""
+    return [
+        history_entry(
+            f"run-{n:02}", created=float(n + 1), p50_ns=100 + n % 3 / 2, program=digest(OLD), clock="board", **values
+        )
+        for n in range(count)
+    ]
+
+
+def new_entry(**values: Any) -> HistoryEntry:
+    known = {"created": 99.0, "commit": "feed", "branch": "pr", "program": digest(NEW), "clock": "board"}
+    return history_entry("new", **{**known, "p50_ns": 100.5, **values})
+
+
+def planned(store: HistoryStore, new: HistoryEntry, old: list[HistoryEntry] | None = None) -> GateCase:
+    store.add([*(baseline_entries() if old is None else old), new])
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    return case
+
+
+def judged(store: HistoryStore, new: HistoryEntry, old: list[HistoryEntry] | None = None) -> str:
+    case = planned(store, new, old)
+    assert not needs_board(case)
+    return judge_case(case, None).verdict
+
+
+def test_slower_program_must_run_again(store: HistoryStore) -> None:
+    case = planned(store, new_entry(p50_ns=110.0))
+    assert needs_board(case)
+    assert case.suspect is not None and (case.suspect.kind, case.suspect.direction) == ("step", "slower")
+    assert case.old is not None and case.old.run == "run-19"
+
+
+def test_wrong_program_must_run_again(store: HistoryStore) -> None:
+    case = planned(store, new_entry(outcome="FAIL"))
+    assert needs_board(case)
+    assert case.suspect is not None and case.suspect.kind == "outcome"
+
+
+def test_plan_compares_with_earlier_run_if_program_is_deleted(store: HistoryStore) -> None:
+    old = baseline_entries()
+    old[-1] = old[-1].replace(program=digest(b"deleted program"))
+    case = planned(store, new_entry(p50_ns=110.0), old)
+    assert case.old is not None and case.old.run == "run-18"
+
+
+def test_plan_lists_series_that_commit_did_not_measure(store: HistoryStore) -> None:
+    store.add([*baseline_entries(), history_entry("other", "n", branch="main")])
+    store.add([new_entry()])
+    plan = plan_gate(store, baseline="main", commit="feed", min_effect=0.02)
+    assert [case.new.run for case in plan.cases] == ["new"]
+    assert [key.case for key in plan.unmeasured] == ["n"]
+
+
+def test_plan_judges_newest_run_of_commit_on_baseline_branch(store: HistoryStore) -> None:
+    store.add(baseline_entries())
+    (case,) = plan_gate(store, baseline="main", commit="", min_effect=0.02).cases
+    assert case.old is not None and (case.new.run, case.old.run) == ("run-19", "run-18")
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({}, "no change"),
+        ({"program": digest(OLD), "p50_ns": 150.0}, "no change"),
+        ({"outcome": "BOARD_LOST", "p50_ns": None}, "board fault"),
+        ({"outcome": "FAIL", "program": digest(OLD)}, "board fault"),
+        ({"outcome": "COMPILE_ERROR", "program": "", "p50_ns": None}, "broken"),
+        ({"program": "", "p50_ns": 150.0}, "undecided"),
+    ],
+)
+def test_history_alone_decides(store: HistoryStore, values: dict[str, Any], verdict: str) -> None:
+    assert judged(store, new_entry(**values)) == verdict
+
+
+def test_failure_of_baseline_is_no_change(store: HistoryStore) -> None:
+    assert judged(store, new_entry(outcome="FAIL"), baseline_entries(outcome="FAIL")) == "no change"
+
+
+@pytest.mark.parametrize(("outcome", "verdict"), [("PASS", "new"), ("FAIL", "broken")])
+def test_series_without_baseline(store: HistoryStore, outcome: str, verdict: str) -> None:
+    assert judged(store, new_entry(outcome=outcome), []) == verdict
+
+
+def test_board_errors_of_baseline_are_skipped(store: HistoryStore) -> None:
+    lost = history_entry("lost", created=50.0, outcome="BOARD_LOST", p50_ns=None)
+    assert judged(store, new_entry(), [*baseline_entries(), lost]) == "no change"
+
+
+def decided(verdict: Any, ratio: float = 1.1, **values: Any) -> Remeasurement:
+    return Remeasurement("PASS", "PASS", decision=Decision(verdict, 9, ratio, None), **values)
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict"),
+    [
+        (decided("regressed"), "regressed"),
+        (decided("improved", 0.9), "improved"),
+        (decided("no change", 1.0, old_p50_ns=101.0), "no change"),
+        (decided("no change", 1.0, old_p50_ns=150.0), "board fault"),
+        (decided("undecided", rounds_needed=7), "undecided"),
+        (Remeasurement("PASS", "FAIL"), "broken"),
+        (Remeasurement("FAIL", "FAIL"), "board fault"),
+        (Remeasurement("SKIP", "FAIL"), "broken"),
+        (Remeasurement(error="lost", is_board_error=True), "board fault"),
+        (Remeasurement(error="no inputs"), "undecided"),
+    ],
+)
+def test_new_measurement_decides(store: HistoryStore, again: Remeasurement, verdict: str) -> None:
+    assert judge_case(planned(store, new_entry(p50_ns=110.0)), again).verdict == verdict
+
+
+def test_failure_that_does_not_repeat_is_undecided(store: HistoryStore) -> None:
+    case = planned(store, new_entry(outcome="FAIL"))
+    found = judge_case(case, Remeasurement("PASS", "PASS"))
+    assert (found.verdict, found.reason) == ("undecided", "FAIL in new, but PASS now")
+
+
+def test_undecided_verdict_states_needed_rounds(store: HistoryStore) -> None:
+    found = judge_case(planned(store, new_entry(p50_ns=110.0)), decided("undecided", 1.015, rounds_needed=7))
+    assert (found.reason, found.rounds_needed) == ("+1.5 % so far; about 7 more rounds needed", 7)
+
+
+def test_other_compiler_of_same_commit_is_toolchain(store: HistoryStore) -> None:
+    old = baseline_entries(commit="feed", tools={"compiler": "iree 3.12.0"})
+    case = planned(store, new_entry(p50_ns=110.0, tools={"compiler": "iree 3.13.0"}), old)
+    found = judge_case(case, decided("regressed"))
+    assert found.verdict == "toolchain"
+    assert found.changes == ["compiler: iree 3.12.0 -> iree 3.13.0"]
+
+
+def test_list_changes_names_board_stack() -> None:
+    old = history_entry(board={"name": "orin", "stack": {"kernel": "6.1", "governor": "performance"}})
+    new = history_entry(board={"name": "orin", "stack": {"kernel": "6.6", "governor": "performance"}})
+    assert list_changes(old, new) == ["kernel: 6.1 -> 6.6"]

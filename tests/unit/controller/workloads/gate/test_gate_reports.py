@@ -1,0 +1,94 @@
+"""Reports of a gate, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from hil.controller.records.base import make_record
+from hil.controller.records.gate import GATE_VERDICTS, GateRecord
+from hil.controller.workloads.gate.reports import MEANINGS, describe_total, make_junit, make_markdown, make_sarif
+from hil.controller.workloads.gate.run import find_exit_code
+
+
+def side(**values: Any) -> dict[str, Any]:
+    known = {"commit": "1a2b3c4d5e", "run": "r1", "outcome": "PASS", "reason": "", "p50_ns": 2e6}
+    return {**known, "compiler": "iree 3.13.0", "runtime": "iree 3.13.0", "program": "", **values}
+
+
+def verdict(name: str, case: str = "m", **values: Any) -> dict[str, Any]:
+    key = {"kind": "bench", "model": f"models/{case}.onnx", "case": case, "board": "orin", "runtime": "iree"}
+    known = {"series": case, "key": key, "verdict": name, "reason": "a|b <i>", "suspect": "step"}
+    return {**known, "new": side(), "old": side(), **values}
+
+
+def record(*verdicts: dict[str, Any], **values: Any) -> GateRecord:
+    known = {"schema": 1, "id": "g", "folder": "", "created": 1.0, "finished": True, "history": "h"}
+    known |= {"baseline": "main", "commit": "feed", "min_effect": 0.02, "budget_s": 300.0}
+    known |= {"fail_on": ["regressed", "broken"], "unmeasured": [], "verdicts": list(verdicts), "exit_code": 0}
+    return make_record({**known, **values}, GateRecord)
+
+
+REGRESSED = verdict(
+    "regressed",
+    ratio=1.05,
+    interval={"low": 1.04, "high": 1.06, "level": 0.99},
+    rounds=8,
+    board_s=2.5,
+    changes=["kernel: 6.1 -> 6.6"],
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([], 0),
+        (["no change", "new", "improved", "undecided", "toolchain"], 0),
+        (["board fault"], 4),
+        (["board fault", "broken"], 1),
+        (["regressed"], 1),
+    ],
+)
+def test_exit_code_follows_most_serious_verdict(verdicts: list[str], code: int) -> None:
+    assert find_exit_code(record(*map(verdict, verdicts))) == code
+
+
+def test_every_verdict_has_a_meaning() -> None:
+    assert list(MEANINGS) == list(GATE_VERDICTS)
+
+
+def test_markdown_shows_ratio_and_escapes_texts() -> None:
+    text = make_markdown(record(REGRESSED, verdict("no change", "n")))
+    (row,) = [line for line in text.splitlines() if line.startswith("| **regressed**")]
+    assert "1.050 (1.040 to 1.060)" in row
+    assert r"a\|b \<i\>" in row
+    assert text.startswith("### hil gate: 1 failure\n")
+    assert text.count("- baseline: 1a2b3c4d5") == 1
+    assert r"- kernel: 6.1 -\> 6.6" in text
+
+
+def test_junit_marks_failures_errors_and_skips() -> None:
+    key = REGRESSED["key"]
+    text = make_junit(record(REGRESSED, verdict("board fault"), verdict("undecided"), verdict("new"), unmeasured=[key]))
+    root = ElementTree.fromstring(text)
+    assert [len(root.findall(f".//{tag}")) for tag in ("testcase", "failure", "error", "skipped")] == [5, 1, 1, 3]
+    failure = root.find(".//failure")
+    assert failure is not None and failure.get("type") == "regressed"
+
+
+def test_sarif_has_result_per_change() -> None:
+    (run,) = json.loads(make_sarif(record(REGRESSED, verdict("improved"), verdict("no change"), verdict("new"))))[
+        "runs"
+    ]
+    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [("regressed", "error"), ("improved", "note")]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "models/m.onnx"}
+    assert {one["ruleId"] for one in run["results"]} <= {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+
+
+def test_total_counts_verdicts_and_board_time() -> None:
+    text = describe_total(record(REGRESSED, verdict("no change"), unmeasured=[REGRESSED["key"]]))
+    assert text == "1 regressed, 1 no change, 1 not measured at this commit; 2.5 s of board time"
