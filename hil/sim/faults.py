@@ -39,8 +39,9 @@ name             effect                                                         
 
 Faults from ``kv_slot`` on affect only generations (:mod:`hil.sim.steps`). Each call of a generation counts as a run.
 
-``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt`` rejects a program without that
-output; ``others=spare`` ignores such programs.
+``needs=TEXT`` limits ``crash``, ``hang`` and ``corrupt`` to programs with this text in their main file, for example the
+name of a node in an ONNX model. ``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt``
+rejects a program without that output; ``others=spare`` ignores such programs.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ from pathlib import Path
 from typing import Any
 
 from hil.core import clock
+from hil.core.files import open_file
 from hil.errors import UsageError
 
 # name -> key -> default. A value has the type of the default.
 _KEYS: dict[str, dict[str, Any]] = {
-    "crash": {"signal": "SIGSEGV", "at": "run", "position": -1, "times": 0},
-    "hang": {"at": "run", "position": -1, "times": 0},
+    "crash": {"signal": "SIGSEGV", "at": "run", "position": -1, "needs": "", "times": 0},
+    "hang": {"at": "run", "position": -1, "needs": "", "times": 0},
     "corrupt": {
         "elements": 1,
         "output": 0,
@@ -73,6 +75,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "share": 1.0,
         "seed": 0,
         "when": "always",
+        "needs": "",
         "times": 0,
     },
     "drop": {"at": 0.6, "times": 1},
@@ -125,6 +128,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
     "wedge.how": (lambda how: how in WEDGES, f"one of {', '.join(WEDGES)}"),
     "mask.how": (lambda how: how in MASKS, f"one of {', '.join(MASKS)}"),
+    "needs": (lambda text: True, "a text"),
     "position": (lambda position: position >= 0, "a position from 0"),
     **{
         f"{name}.position": (lambda position: position >= -1, "a position from 0, or -1 for any")
@@ -184,6 +188,15 @@ def parse(text: str) -> Fault:
         if not fits:
             raise UsageError(f"fault {name}: {key} must be {wanted}, got {value!r}", hint=example)
     return Fault(name, keys)
+
+
+def affects(fault: Fault, program: Path) -> bool:
+    """Return True if a fault affects a program: the main file contains the text of the key ``needs``."""
+    text = str(fault.keys.get("needs", "")).encode()
+    if not text:
+        return True
+    with open_file(program) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(text) >= 0
 
 
 class Charges:

@@ -29,7 +29,7 @@ from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
-from hil.sim.faults import Charges, Fault, SimClock, end_agent, parse
+from hil.sim.faults import Charges, Fault, SimClock, affects, end_agent, parse
 from hil.sim.steps import SimSteps
 
 # Cast supports bfloat16 since this opset.
@@ -96,19 +96,20 @@ class SimRuntime:
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
         """Load with the real runtime, and trigger the faults of the load."""
-        self.trigger_at("load")
+        faults = [fault for fault in self._faults if affects(fault, folder / main)]
+        self.trigger_at("load", faults)
         if self._arithmetic != FLOAT32:
             main = self.in_arithmetic(folder, main, self._arithmetic)
-        reloaded = any(fault.keys.get("when") == "reload" for fault in self._faults) and not self._charges.is_first(
+        reloaded = any(fault.keys.get("when") == "reload" for fault in faults) and not self._charges.is_first(
             f"load.{digest_file(folder / main).replace(':', '-')}"
         )
         program = self._inner.load(folder, main, device, function)
-        for fault in self._faults:
+        for fault in faults:
             if fault.name == "corrupt":
                 _check_output(fault, program.outputs)
                 if fault.keys["when"] == "profile" and not getattr(program, "profile_has_outputs", True):
                     raise UsageError("fault corrupt: when=profile needs a runtime with a profiler that returns outputs")
-        return SimProgram(self, program, self._faults, reloaded=reloaded)
+        return SimProgram(self, program, faults, reloaded=reloaded)
 
     def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Convert the program to an arithmetic. Return the main file, relative to the directory.
@@ -117,13 +118,14 @@ class SimRuntime:
         """
         return main
 
-    def trigger_at(self, at: str, positions: range | None = None) -> None:
+    def trigger_at(self, at: str, faults: Sequence[Fault], positions: range | None = None) -> None:
         """Trigger the faults of ``run`` or ``load``.
 
         Args:
+            faults: faults that affect the program.
             positions: positions of a decoder's call. Each call is a run.
         """
-        for fault in self._faults:
+        for fault in faults:
             here = fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at
             if here and fault.keys["position"] >= 0:
                 here = positions is not None and fault.keys["position"] in positions
@@ -149,7 +151,14 @@ class SimRuntime:
         return placement
 
     def corrupt(
-        self, arrays: Sequence[Array], outputs: Sequence[TensorSpec], number: int, *, reloaded: bool, profiled: bool
+        self,
+        arrays: Sequence[Array],
+        outputs: Sequence[TensorSpec],
+        number: int,
+        faults: Sequence[Fault],
+        *,
+        reloaded: bool,
+        profiled: bool,
     ) -> list[Array]:
         """Flip bits in the outputs if the ``corrupt`` fault is set.
 
@@ -157,11 +166,12 @@ class SimRuntime:
             arrays: outputs of the run.
             outputs: specs of the outputs.
             number: number of the run since the program was loaded, from 0.
+            faults: faults that affect the program.
             reloaded: whether the program was loaded before.
             profiled: whether the run is part of a profiling pass.
         """
         damaged = list(arrays)
-        for fault in self._faults:
+        for fault in faults:
             if fault.name != "corrupt":
                 continue
             position = _position(fault, outputs)
@@ -250,7 +260,7 @@ class SimProgram:
 
     def trigger(self, positions: range | None = None) -> None:
         """Trigger the faults of a run, or of a decoder's call for these positions."""
-        self._runtime.trigger_at("run", positions)
+        self._runtime.trigger_at("run", self._faults, positions)
         self._runs += 1
 
     def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -310,7 +320,10 @@ class SimProgram:
         return self._corrupted(self._inner.fetch(), profiled=False)
 
     def _corrupted(self, arrays: Sequence[Array], *, profiled: bool) -> list[Array]:
-        return self._runtime.corrupt(arrays, self.outputs, self._runs - 1, reloaded=self._reloaded, profiled=profiled)
+        number = self._runs - 1
+        return self._runtime.corrupt(
+            arrays, self.outputs, number, self._faults, reloaded=self._reloaded, profiled=profiled
+        )
 
 
 def _strikes(fault: Fault, number: int) -> bool:

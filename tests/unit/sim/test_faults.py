@@ -4,11 +4,11 @@ import pytest
 
 from hil.errors import UsageError
 from hil.sim import faults
-from hil.sim.faults import Charges, parse
+from hil.sim.faults import Charges, affects, parse
 
 
 def test_parse_fault_fills_in_defaults():
-    assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "position": -1, "times": 0}
+    assert parse("crash").keys == {"signal": "SIGSEGV", "at": "run", "position": -1, "needs": "", "times": 0}
 
 
 def test_parse_fault_converts_values_to_default_types():
@@ -97,6 +97,12 @@ def test_charges_limit_how_often_a_fault_fires(tmp_path):
     charges.arm([twice, always])
     assert [charges.should_fire(twice) for _ in range(4)] == [True, True, False, False]
     assert all(charges.should_fire(always) for _ in range(10))
+
+
+def test_needs_limits_a_fault_to_programs_with_a_text(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"\x0a conv2 \x00")
+    affected = [affects(parse(f"crash:needs={text}"), tmp_path / "model.onnx") for text in ("conv2", "conv3", "")]
+    assert affected == [True, False, True]
 
 
 def test_wedge_begins_at_run_and_ends_with_reset(tmp_path):

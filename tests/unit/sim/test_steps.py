@@ -185,12 +185,12 @@ def test_sim_steps_trigger_faults_of_each_call():
     stepped = sim_program(trigger_at=lambda *at: seen.append(at)).stepped(PLAN)
     stepped.bind([np.array(one) for one in (PROMPT, FORCED[:1], OTHER)])
     stepped.run()
-    assert seen == [("run", range(3)), ("run", range(3, 4))]
+    assert seen == [("run", [], range(3)), ("run", [], range(3, 4))]
 
 
 def test_corrupt_fault_changes_each_call():
     program = sim_program(
-        "corrupt", corrupt=lambda arrays, outputs, number, **_: [arrays[0] + 100 * number, *arrays[1:]]
+        "corrupt", corrupt=lambda arrays, outputs, number, faults, **_: [arrays[0] + 100 * number, *arrays[1:]]
     )
     stepped = program.stepped(PLAN)
     stepped.bind([np.array(one) for one in (PROMPT, FORCED, OTHER)])
