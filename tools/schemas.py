@@ -23,6 +23,7 @@ from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.farm import ANSWERS, FarmEvent
 from hil.controller.records.gate import GateRecord
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
+from hil.controller.records.reduce import ReduceRecord
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
@@ -91,6 +92,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "profile show": [stored.ProfileSummary],
     "publish": [stored.PublishResult],
     "python -m hil.agent verify": [bundles.VerifyReport],
+    "reduce": [ReduceRecord],
     "runs gc": [stored.DeletedRuns],
     "runs list": [stored.RunList],
     "matrix": [MatrixDocument],

@@ -22,7 +22,7 @@ SECTIONS = {
     "Cases": (
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
-        "key",
+        *("case", "key"),
     ),
     "Model and inputs": (
         *("function", "functions", "dims", "inputs", "seed", "input_range", "generate", "dataset"),
@@ -36,7 +36,7 @@ SECTIONS = {
     ),
     "Measurement": (
         *("iterations", "warmup", "min_time_s", "concurrency", "repeat", "fresh_load", "recompile", "confirm"),
-        *("min_effect", "fail_if_slower", "timeout", "jobs", "profile", "compile_time_profile"),
+        *("min_effect", "fail_if_slower", "timeout", "jobs", "max_runs", "profile", "compile_time_profile"),
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
     "Output": (

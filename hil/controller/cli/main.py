@@ -31,6 +31,7 @@ VERBS = {
     "compare": ("stored.compare", "Compare two stored runs or two .npy files."),
     "layers": ("running.layers", "List a model's layers, and save them as separate models."),
     "bisect": ("running.bisect", "Find the first layer of a model that is wrong on a board."),
+    "reduce": ("running.reduce", "Reduce a failing model to the smallest model with the same failure."),
     "suite": ("running.suite", "Run suites of models and layers, with expected failures and reports."),
     "study": ("running.study", "Run training steps through multiple compilers, stage by stage."),
     "flows": ("flows", "List the flows: compiler, options, quantisation and runtime by name."),

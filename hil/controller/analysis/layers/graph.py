@@ -194,17 +194,20 @@ def _count_bytes(kind: Any) -> int | None:
 
 
 class FoldedGraph:
-    """All nodes in a model's main graph after constant folding.
+    """All nodes in a model's main graph, by default after constant folding.
 
     Args:
         observed: tensor -> [dtype, shape] as observed in runs; dimensions that differ between runs are None.
+        folding: False keeps the nodes that compute constants.
     """
 
-    def __init__(self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]], *, folding: bool = True
+    ) -> None:
         self._folder = path.parent
         self._model = model = prepared(path, dims)
         _write_observed(model, observed)
-        self.folded = fold(model)  # constants computed by folding
+        self.folded = fold(model) if folding else set()  # constants computed by folding
         _write_observed(model, observed)
         graph = model.graph
         self._constants = {tensor.name: tensor for tensor in graph.initializer}

@@ -1,0 +1,109 @@
+"""`hil reduce`: reduce a failing model to the smallest model with the same failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.commands import command
+from hil.controller.cli.options import (
+    FILE,
+    arithmetic_option,
+    board_options,
+    given_options,
+    input_options,
+    iteration_options,
+    json_option,
+    label_option,
+    limit_options,
+    model_options,
+    reference_options,
+    refuse_beside_resume,
+    runs_option,
+    tolerance_options,
+    with_project,
+)
+from hil.controller.cli.screen import Screen, answer
+from hil.errors import UsageError
+
+# Options that a stored run does not define.
+_OF_REDUCTION = frozenset({"source", "case", "max_runs", "out", "signing_key", "as_json", "board", "hw_type", "faults"})
+
+
+@command(
+    epilog="""\b
+Examples:
+  hil reduce examples/digits/digits_cnn.onnx --runtime onnxruntime --fault crash:needs=conv2
+  hil reduce latest --max-runs 20"""
+)
+@click.argument("source", required=False, type=FILE, metavar="MODEL|RUN")
+@board_options
+@model_options
+@input_options
+@reference_options
+@tolerance_options
+@arithmetic_option
+@iteration_options
+@limit_options
+@click.option("--case", default="", metavar="NAME", help="Failed case of RUN (default: the first).")
+@click.option(
+    "--max-runs",
+    type=click.IntRange(3, 10_000),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of runs on the board.",
+)
+@click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
+@label_option
+@runs_option
+@click.option("--resume", default="", metavar="ID", help="Continue an interrupted reduction.")
+@json_option
+def reduce(
+    source: Path | None,
+    case: str,
+    max_runs: int,
+    signing_key: Path | None,
+    resume: str,
+    as_json: bool,
+    **settings: Any,
+) -> int:
+    """Reduce a failing MODEL, or a failed case of a stored RUN, to the smallest model with the same failure.
+
+    Every smaller model runs on the board, and replaces the smallest so far if it fails in the same way: outcome, stage,
+    and kind of difference or error message. The result is a directory with the model, its inputs, both answers, a bug
+    report in Markdown, and a bundle. The exit code is that of the failure.
+    """
+    from hil.controller.pipeline.settings.options import Job
+    from hil.controller.storage.paths import is_file
+    from hil.controller.storage.run_context import open_context
+    from hil.controller.workloads.reduce.reducing import reduce_model
+    from hil.controller.workloads.reduce.show import print_reduction
+    from hil.controller.workloads.reduce.sources import find_reduction, job_of_run
+
+    where: Path | None = None
+    if resume:
+        refuse_beside_resume("resume", "out", "as_json", "signing_key")
+        where = find_reduction(settings["out"], resume)
+        job = Job(out=settings["out"])
+    elif source is None:
+        raise UsageError("missing argument MODEL|RUN", hint="hil reduce MODEL, or hil reduce --help")
+    elif is_file(source):
+        if case:
+            raise UsageError("--case needs a stored run", hint="hil reduce RUN --case NAME")
+        job = with_project(Job(models=(source,), **settings))
+    else:
+        for name, option in given_options().items():
+            if name not in _OF_REDUCTION:
+                raise UsageError(f"{option} cannot be given with a stored run", hint="hil uses the options of the run")
+        job = job_of_run(settings["out"], str(source), case)
+        given = {name: settings[name] for name in ("board", "hw_type", "faults") if name in given_options()}
+        job = replace(job, **given)
+    with Screen(quiet=as_json) as screen, open_context() as context:
+        record = reduce_model(
+            job, context=context, screen=screen, max_runs=max_runs, resume=where, signing_key=signing_key
+        )
+    return answer(as_json, record, show=lambda: print_reduction(record))

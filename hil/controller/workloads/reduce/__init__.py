@@ -1,0 +1,1 @@
+"""Reduce a failing model to the smallest model with the same failure."""

@@ -1,0 +1,92 @@
+"""Failure classes: compare how two cases failed, so that a reduction keeps the same failure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hil.controller.pipeline.case import Case
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import UsageError
+
+# Outcomes that a reduction can keep.
+_REDUCIBLE = frozenset(
+    {
+        Outcome.FAIL,
+        Outcome.UNSTABLE,
+        Outcome.COMPILE_ERROR,
+        Outcome.COMPILE_CRASH,
+        Outcome.LOAD_ERROR,
+        Outcome.RUN_ERROR,
+        Outcome.RUN_CRASH,
+        Outcome.TIMEOUT,
+    }
+)
+# A wrong output may come closer to the reference by this much. More is a different failure, such as rounding.
+_CLOSER_DB = 30.0
+# Parts of messages that depend on the model: names, types, numbers.
+_VARIABLE = (
+    (re.compile(r"'[^']*'|\"[^\"]*\"|@[\w$.]+|%[\w$.]+"), "_"),
+    (re.compile(r"(?:tensor|vtensor|vector|memref)<[^>]*>|\[[^\]]*\]"), "_"),
+    (re.compile(r"(?:/[\w.+-]+){2,}"), "_"),
+    (re.compile(r"0x[0-9a-fA-F]+|(?<!exit code )\b\d+(?:\.\d+)?"), "N"),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a case failed."""
+
+    outcome: str
+    stage: str
+    # kind of a difference (values, nonfinite, type), or the error message without names, types and numbers.
+    kind: str
+    sqnr_db: float | None = None  # lowest of the wrong outputs; None if not defined
+
+    def is_same(self, other: Failure) -> bool:
+        """Return True if ``other`` is the same failure, in a smaller model."""
+        if (self.outcome, self.stage, self.kind) != (other.outcome, other.stage, other.kind):
+            return False
+        if self.sqnr_db is None or other.sqnr_db is None:
+            return self.kind != "values" or self.sqnr_db is other.sqnr_db
+        return other.sqnr_db <= self.sqnr_db + _CLOSER_DB
+
+
+def failure_of(case: Case) -> Failure | None:
+    """Return how a case failed, or None if the case passed, or failed in a way that cannot be reduced."""
+    outcome = case.outcome
+    if outcome not in _REDUCIBLE:
+        return None
+    if outcome is Outcome.FAIL:
+        wrong = [one for one in case.verdicts[0].outputs if not one.passed and not one.blind] if case.verdicts else []
+        kinds = {"type" if one.mismatches is None else "nonfinite" if one.nonfinite else "values" for one in wrong}
+        kind = next((kind for kind in ("type", "nonfinite", "values") if kind in kinds), "")
+        ratios = [one.sqnr_db for one in wrong if one.sqnr_db is not None]
+        return Failure(outcome.value, case.stage, kind, min(ratios, default=None))
+    # UNSTABLE depends on outputs, which have no message to compare.
+    kind = "" if outcome is Outcome.UNSTABLE else normalise(case.reason)
+    return Failure(outcome.value, case.stage, kind)
+
+
+def normalise(message: str) -> str:
+    """Return the first line of an error message without names, types, paths and numbers."""
+    text = message.strip().splitlines()[0] if message.strip() else ""
+    # A compiler may report several errors. The number of errors depends on the model's size.
+    text = text.split("; ", 1)[0]
+    for pattern, by in _VARIABLE:
+        text = pattern.sub(by, text)
+    return text[:300]
+
+
+def require_failure(case: Case) -> Failure:
+    """Return how a case failed. Raises UsageError if its outcome cannot be reduced, and the error of a board."""
+    if case.outcome in BOARD_OUTCOMES and case.error is not None:
+        raise case.error
+    failure = failure_of(case)
+    if failure is None:
+        known = ", ".join(sorted(one.value for one in _REDUCIBLE))
+        raise UsageError(
+            f"cannot reduce {case.name}: {case.outcome.value if case.outcome else 'no outcome'} {case.reason}".rstrip(),
+            hint=f"hil reduce needs a model that fails with one of {known}",
+        )
+    return failure

@@ -1,0 +1,292 @@
+"""Reduce a failing model: nodes first, then sizes, constants and attributes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.layers import Activations, activations
+from hil.controller.devices.board import Board
+from hil.controller.models.conversions import as_onnx, can_convert
+from hil.controller.models.importers import import_model
+from hil.controller.models.inputs import random_tensor
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.base import read_record
+from hil.controller.records.reduce import ReduceRecord
+from hil.controller.storage.isolation.isolated import IsolatedError
+from hil.controller.storage.origin import origin_of, typed_command
+from hil.controller.storage.run_context import Progress, RunContext
+from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, new_id, seal, storing
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.workloads.reduce.parts import MODEL, write_base, write_part
+from hil.controller.workloads.reduce.result import write_result
+from hil.controller.workloads.reduce.search import Items, find_window, minimise
+from hil.controller.workloads.reduce.simplify import Change, apply_change, list_changes
+from hil.controller.workloads.reduce.trials import RECORD, Candidate, RunsSpent, Trials
+from hil.core.digest import digest_of
+from hil.core.results import Model
+from hil.core.tensors import Array, TensorSpec
+from hil.core.text import jsonable
+from hil.errors import CompileCrashed, CompileFailed, ImportFailed, ReferenceFailed, StageTimeout, UsageError
+
+MAX_RUNS = 64
+_LOG = "reduce.log"
+_TIMEOUT_S = 600.0
+
+
+def reduce_model(
+    job: Job,
+    *,
+    context: RunContext,
+    screen: Progress,
+    max_runs: int = MAX_RUNS,
+    resume: Path | None = None,
+    signing_key: Path | None = None,
+) -> ReduceRecord:
+    """Find a small model that fails like the job's model, and write a report.
+
+    Each smaller model runs on the board. It replaces the smallest model so far if it fails in the same way: the same
+    outcome and stage, and the same kind of difference or error message.
+
+    Args:
+        job: one model with options as for a run. With ``resume``, only ``out`` is used.
+        max_runs: maximum number of runs, including the runs of the whole model and of the result.
+        resume: directory of an interrupted reduction.
+        signing_key: private key that signs the bundle; None writes an unsigned bundle.
+
+    Raises:
+        UsageError: an option is invalid, the model does not fail, or its format cannot be reduced.
+        ImportFailed: the model cannot be split.
+        BoardError: the board failed repeatedly; the reduction can be resumed.
+        StorageError: the directory cannot be written.
+        KeyboardInterrupt: Ctrl-C; the smallest model so far is stored.
+    """
+    if resume is not None:
+        record = read_record(resume / RECORD, ReduceRecord)
+        check_seal(resume, record.request)
+        job = Job.of_record(record.request)
+        folder = resume
+    (path,) = job.models
+    choice = choice_of(job)
+    with storing(job.out or DEFAULT_ROOT):
+        if resume is None:
+            folder = (job.out or DEFAULT_ROOT) / new_id(f"reduce-{path.stem}")
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    case = Runner(context).begin(path, job.options(), folder, name=path.stem)
+    if case.error is not None:
+        raise case.error
+    assert case.model is not None
+    _check_format(case.model)
+    if resume is None:
+        request = jsonable(asdict(job))
+        record = ReduceRecord(
+            schema=1,
+            id=folder.name,
+            created=time.time(),
+            origin=origin_of(job.labels),
+            command=typed_command(),
+            request=request,
+            model=str(path),
+            model_digest=case.model.digest,
+            board=choice.name,
+            hw_type=choice.config.hw_type,
+            runtime=case.options.runtime or choice.config.runtime,
+            max_runs=max_runs,
+            folder=str(folder),
+        )
+        seal(folder, request)
+    elif record.model_digest != case.model.digest:
+        raise UsageError(f"{path} has changed since the reduction started", hint="start a new reduction")
+
+    def opened(board: Board) -> None:
+        record.board = board.name
+
+    screen.begin(record.model, max_runs)
+    try:
+        with BoardPool(f"hil reduce {record.id}", wait_s=job.wait_s, say=screen.note, opened=opened) as pool:
+            trials = Trials(record, folder, case.options, choice, job.faults, pool, context, screen)
+            trials.save()
+            _Reduction(trials, case).run(signing_key)
+    finally:
+        screen.end(record.model)
+    return record
+
+
+def _check_format(model: Model) -> None:
+    if model.format != "onnx" and not can_convert(model.format, "onnx"):
+        raise UsageError(
+            f"cannot reduce {model.path.name}: {model.format} models are not supported",
+            hint="pass the ONNX model; iree-reduce, which reduces MLIR, is not part of the package iree-base-compiler"
+            if model.format == "mlir"
+            else "pass the ONNX model that it was converted from",
+        )
+
+
+@dataclass
+class _Reduction:
+    """Steps of a reduction."""
+
+    trials: Trials
+    case: Case  # the whole model, imported
+
+    def run(self, signing_key: Path | None) -> None:
+        """Run all steps. Whatever ends the search, the smallest model so far is written."""
+        trials, record = self.trials, self.trials.record
+        try:
+            trials.run_whole(self.case)
+            try:
+                if self._search_nodes():
+                    self._simplify()
+            except RunsSpent:
+                record.notes = [*record.notes, f"stopped after {record.max_runs} runs: --max-runs allows more"]
+            final = self._run_smallest()
+            record.finished = True
+            record.exit_code = record.failure.outcome.exit_code if record.failure else 0
+            write_result(trials, final, signing_key)
+            for name in ("base", "work"):
+                shutil.rmtree(trials.folder / name, ignore_errors=True)
+        except KeyboardInterrupt:
+            if trials.best is not None:
+                write_result(trials, None, None)
+            trials.screen.interrupt(f"hil reduce --resume {trials.folder}")
+            raise
+
+    @property
+    def _log(self) -> Path:
+        return self.trials.folder / "logs" / _LOG
+
+    def _call(self, function: Any, arguments: Mapping[str, Any], what: str) -> Any:
+        """Call a function in an isolated process. Raises ImportFailed."""
+        isolated = self.trials.context.isolated
+        try:
+            return isolated.call(function, arguments, timeout=_TIMEOUT_S, log=self._log)
+        except IsolatedError as error:
+            raise ImportFailed(f"{what}: {error.message}", stage="import", detail=error.detail) from error
+
+    def _search_nodes(self) -> bool:
+        """Remove nodes. Return False if the failure does not occur in a model with the same nodes."""
+        model, values = self._convert()
+        observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.specs()} if values else {}
+        base: Path | None = None
+        parts: list[list[int]] = []
+        for folding in (True, False):
+            folder = self.trials.folder / "base" / ("folded" if folding else "plain")
+            with storing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            arguments: dict[str, Any] = {"path": str(model.path.absolute()), "dims": dict(model.dims)}
+            arguments |= {"observed": observed, "folding": folding, "folder": str(folder.absolute())}
+            found = self._call(write_base, arguments, f"cannot split {model.path.name}")
+            base, parts = folder / MODEL, found["parts"]
+            self.trials.record.nodes_before = self.trials.record.nodes_before or found["nodes"]
+            every = tuple(range(len(parts)))
+            if self._test_parts(base, parts, values, every, "all nodes" if folding else "all nodes and constants"):
+                break
+        else:
+            note = "the failure does not occur in a copy of the model with fixed sizes: the model was not reduced"
+            self.trials.record.notes = [*self.trials.record.notes, note]
+            return False
+        fails = partial(self._fails, base, parts, values)
+        minimise(find_window(len(parts), fails), fails)
+        return True
+
+    def _fails(self, base: Path, parts: Sequence[Sequence[int]], values: Activations | None, chosen: Items) -> bool:
+        return self._test_parts(base, parts, values, chosen, f"parts {_ranges(chosen)} of {len(parts)}")
+
+    def _test_parts(
+        self, base: Path, parts: Sequence[Sequence[int]], values: Activations | None, chosen: Items, text: str
+    ) -> bool:
+        numbers = sorted({number for part in chosen for number in parts[part]})
+
+        def make(folder: Path) -> Candidate | None:
+            arguments = {"base": str(base.absolute()), "numbers": numbers, "folder": str(folder.absolute())}
+            found = self._call(write_part, arguments, "cannot write a part of the model")
+            if not found["nodes"]:
+                return None
+            inputs = {name: self._value(name, dtype, shape, values) for name, dtype, shape in found["inputs"]}
+            return Candidate(folder / MODEL, inputs, found["nodes"])
+
+        return self.trials.test(f"{base.parent.name} {_ranges(chosen)}", text, make)
+
+    def _value(self, name: str, dtype: str, shape: Sequence[Any], values: Activations | None) -> Array:
+        """Return the value of a tensor in the whole model. Without a reference, return random values."""
+        given = self.case.inputs or {}
+        if name in given:
+            return given[name]
+        if values is not None and name in values:
+            return values[name]
+        sizes = [size if isinstance(size, int) else 1 for size in shape]
+        return random_tensor(TensorSpec(name, dtype, tuple(sizes)), sizes, seed=self.case.options.seed)
+
+    def _convert(self) -> tuple[Model, Activations | None]:
+        """Return the model as ONNX, and the reference's values of all tensors; None if there is no reference."""
+        model, inputs, context = self.case.model, self.case.inputs, self.trials.context
+        assert model is not None and inputs is not None
+        if model.format != "onnx":
+            file = as_onnx(model, cache=context.cache, isolated=context.isolated, log=self._log).path
+            model = import_model(file, dims={}, isolated=context.isolated, cache=context.cache)
+        options = self.case.options
+        references = [name for name in options.references if name in ("onnxruntime", "onnx-reference")]
+        work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": self._log}
+        work |= {"recompute": options.recompute, "timeout": options.timeout}
+        try:
+            return model, activations(model, inputs, references=references, **work)
+        except (ReferenceFailed, StageTimeout, CompileFailed, CompileCrashed, ImportFailed, UsageError) as error:
+            note = f"inner inputs are random, because the reference failed: {error.message}"
+            if note not in self.trials.record.notes:
+                self.trials.record.notes = [*self.trials.record.notes, note]
+            return model, None
+
+    def _simplify(self) -> None:
+        """Reduce sizes, replace constants, and remove attributes of the smallest model."""
+        best = self.trials.best
+        assert best is not None
+        folder = self.trials.folder / "work" / "inputs"
+        save_tensors(folder, best.inputs)
+        groups: list[list[Change]] = self._call(
+            list_changes,
+            {"model": str(best.model.absolute()), "inputs": str(folder.absolute())},
+            "cannot read the part",
+        )
+        applied: list[str] = []
+        for group in groups:
+            for change in group:
+                key = digest_of("\n".join([str(best.nodes), *applied, change["text"]]).encode())
+                if self.trials.test(key, change["text"], partial(self._change, change)):
+                    applied.append(change["text"])
+                    break
+
+    def _change(self, change: Change, folder: Path) -> Candidate | None:
+        best = self.trials.best
+        assert best is not None
+        inputs = folder / "given"
+        save_tensors(inputs, best.inputs)
+        arguments = {"model": str(best.model.absolute()), "inputs": str(inputs.absolute())}
+        arguments |= {"change": change, "folder": str(folder.absolute())}
+        if not self._call(apply_change, arguments, "cannot change the part"):
+            return None
+        return Candidate(folder / MODEL, load_tensors(folder / "inputs"), best.nodes)
+
+    def _run_smallest(self) -> Case | None:
+        """Run the smallest model again, for both answers. None if nothing was reduced."""
+        best = self.trials.best
+        if best is None:
+            return None
+        return self.trials.run("result", "the smallest model again", best)
+
+
+def _ranges(numbers: Items) -> str:
+    """Return numbers in ascending order as ranges: ``0-4,7``."""
+    ends = [place for place, (one, two) in enumerate(pairwise(numbers)) if two != one + 1]
+    starts = [0, *(place + 1 for place in ends)]
+    spans = zip(starts, [*ends, len(numbers) - 1], strict=True)
+    return ",".join(f"{numbers[a]}-{numbers[b]}" if a < b else str(numbers[a]) for a, b in spans)

@@ -1,0 +1,199 @@
+"""Write the result of a reduction: the smallest model, its tensors, a bug report and a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.backends.compilers.iree_program import recipe_of
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.runner import Runner
+from hil.controller.storage.isolation.isolated import IsolatedError
+from hil.controller.storage.runs import safe_name, storing, write_file
+from hil.controller.storage.tensor_files import save_files
+from hil.controller.workloads.bundles.methods import program_of
+from hil.controller.workloads.reduce.report import write_report
+from hil.controller.workloads.reduce.simplify import print_model
+from hil.controller.workloads.reduce.stock import (
+    COMPILING,
+    StockScript,
+    iree_script,
+    onnxruntime_script,
+    run_script,
+)
+from hil.controller.workloads.reduce.trials import Trials
+from hil.core import own_version
+from hil.core.files import copy_file
+from hil.core.results import Artifact, Outcome
+from hil.core.tensors import Array, spec_of
+from hil.errors import UsageError
+
+REPORT, BUNDLE = "report.md", "failure.hilb"
+_PRINT_S = 60.0
+# A stock script may compile for this many seconds in addition to the timeout of a run.
+_STOCK_S = 60.0
+
+
+def write_result(trials: Trials, final: Case | None, signing_key: Path | None) -> None:
+    """Write the files of the smallest model to the reduction's directory, and complete the record.
+
+    Args:
+        final: the last run of the smallest model; None if there was none, then only the model and inputs are written.
+
+    Raises:
+        StorageError: the directory cannot be written.
+        UsageError: the key is invalid.
+    """
+    record, folder, best = trials.record, trials.folder, trials.best
+    if best is None:
+        trials.save()
+        return
+    with storing(folder):
+        for file in sorted(best.model.parent.glob(f"{best.model.name}*")):
+            copy_file(file, folder / file.name)
+    files = {best.model.name: "the smallest model"}
+    inputs = _save(folder, "inputs", best.inputs, files, "input")
+    record.nodes_after = best.nodes
+    if final is None:
+        trials.save()
+        return
+    if not record.trials[-1].same:
+        record.notes = [*record.notes, "the last run of the smallest model did not fail in the same way"]
+    final = _with_references(trials, final)
+    outputs = final.result.outputs if final.result else {}
+    _save(folder, "outputs", outputs, files, "output of the board")
+    answers = final.references[0].outputs if final.references else {}
+    expected = _save(folder, "expected", answers, files, "output of the reference")
+    text = _print(trials)
+    record.operators = text["operators"]
+    if final.references:
+        try:
+            _make_bundle(final, final.references[0].source).save(folder / BUNDLE, key=signing_key)
+            files[BUNDLE] = f"{'signed ' if signing_key else ''}bundle for `hil bundle run`"
+        except UsageError as error:
+            if signing_key is not None:
+                raise
+            record.notes = [*record.notes, f"no bundle: {error.message}"]
+    script = _make_script(trials, final, inputs, expected)
+    lines = [_why_not(trials)]
+    if script is not None and not trials.faults:
+        write_file(folder / script.name, script.text)
+        files[script.name] = "commands that reproduce the failure without hil"
+        lines = _reproduce(trials, final, script)
+        record.stock = script.command
+    write_file(folder / REPORT, write_report(record, final, text["text"], lines, files))
+    trials.save()
+
+
+def _save(folder: Path, kind: str, tensors: Mapping[str, Array], files: dict[str, str], what: str) -> list[str]:
+    """Write tensors to a subdirectory. Return the files, relative to ``folder``, and describe them in ``files``."""
+    named = {f"{number}-{safe_name(name)}.npy": (name, array) for number, (name, array) in enumerate(tensors.items())}
+    with storing(folder / kind):
+        save_files(folder / kind, named)
+    paths = {f"{kind}/{file}": name for file, (name, _) in named.items()}
+    files.update({path: f"{what} {name}" for path, name in paths.items()})
+    return list(paths)
+
+
+def _with_references(trials: Trials, case: Case) -> Case:
+    """Return the case with the reference's outputs. After a crash, hil has not computed them."""
+    if case.references or case.model is None or case.inputs is None:
+        return case
+    asked = replace(case, outcome=None, error=None, result=None)
+    return replace(case, references=Runner(trials.context).run_reference(asked).references)
+
+
+def _print(trials: Trials) -> dict[str, Any]:
+    arguments = {"model": str((trials.folder / "model.onnx").absolute())}
+    log = trials.folder / "logs" / "report.log"
+    try:
+        found: dict[str, Any] = trials.context.isolated.call(print_model, arguments, timeout=_PRINT_S, log=log)
+    except IsolatedError as error:
+        return {"text": f"not available: {error.message}", "operators": []}
+    return found
+
+
+def _make_bundle(case: Case, source: str) -> Bundle:
+    """Return a bundle with the failing program. If it cannot be compiled, the program is the model for ONNX Runtime.
+
+    Raises:
+        UsageError: the program cannot be bundled.
+    """
+    model, program = case.model, case.artifact
+    assert model is not None and case.inputs is not None
+    if program is None:
+        program = _wrap_model(case)
+    if program.carried:
+        raise UsageError("the program has inputs that the model lacks")
+    expected, options = case.references[0].outputs, case.options
+    method = program.function or "main"
+    signature = Signature(*(tuple(spec_of(*item) for item in side.items()) for side in (case.inputs, expected)))
+    given = MethodTestCase(
+        case.inputs,
+        expected,
+        rtol=options.rtol,
+        atol=options.atol,
+        name="failure",
+        source=source,
+        accept=options.accept,
+    )
+    made = {
+        "model": {"name": model.path.name, "format": model.format, "digest": model.digest},
+        "tools": {"hil": own_version(), "compiler": program.compiler},
+    }
+    return Bundle.create(program, [MethodTestSuite(method, [given])], signatures={method: signature}, made=made)
+
+
+def _wrap_model(case: Case) -> Artifact:
+    model = case.model
+    assert model is not None
+    main = next(name for name, path in model.files.items() if path == model.path)
+    return program_of("onnxruntime", model.files, main, function=model.function, compiler="none")
+
+
+def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Sequence[str]) -> StockScript | None:
+    """Return the commands without hil; None if there are none for the runtime."""
+    runtime, config, options = trials.record.runtime, trials.choice.config, case.options
+    if runtime == "onnxruntime":
+        return onnxruntime_script(inputs, expected, options.rtol, options.atol)
+    if runtime != "iree" or case.outcome is None or case.model is None or options.compiler not in ("", "iree"):
+        return None
+    asked = (*config.compile_flags.get("iree", ()), *options.compile_flags)
+    flags = case.artifact.flags if case.artifact is not None else recipe_of(case.model, asked).flags
+    return iree_script(case.outcome, flags, config.devices.get("iree", ""), inputs, expected)
+
+
+def _why_not(trials: Trials) -> str:
+    if trials.faults:
+        faults = " ".join(f"`--fault {fault}`" for fault in trials.faults)
+        return f"The failure is a fault of hil's simulator ({faults}): tools other than hil cannot reproduce it."
+    return f"hil knows no other tool that runs programs for {trials.record.runtime}: use `hil bundle run {BUNDLE}`."
+
+
+def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
+    """Run a script on this machine if it may fail here. Return the lines of the report on how to reproduce."""
+    lines = [f"`{script.command}` reproduces the failure without hil:", ""]
+    lines += [f"    {line}" for line in script.text.strip().splitlines()]
+    is_local = case.outcome in COMPILING or trials.choice.config.simulator is not None
+    if not is_local:
+        return [*lines, "", f"Run it on {trials.record.board}. Exit code 0 means that the failure does not occur."]
+    limit = trials.options.timeout + _STOCK_S
+    arguments = {"folder": str(trials.folder.absolute()), "command": script.command, "limit": limit}
+    log = trials.folder / "logs" / "stock.log"
+    try:
+        done = trials.context.isolated.call(run_script, arguments, timeout=limit + _PRINT_S, log=log)
+    except IsolatedError as error:
+        return [*lines, "", f"hil could not run it on this machine: {error.message}"]
+    code = done["code"]
+    if code == 0:
+        trials.record.notes = [*trials.record.notes, "the failure does not occur with stock tools on this machine"]
+        return [*lines, "", "On the machine that wrote this report, the failure does **not** occur with these tools."]
+    hangs = case.outcome is Outcome.TIMEOUT
+    what = f"it was still running after {limit:g} s" if code is None else f"the exit code is {code}"
+    if hangs != (code is None):
+        trials.record.notes = [*trials.record.notes, "stock tools fail on this machine in another way"]
+    printed = [f"    {line[:300]}" for line in done["printed"].splitlines()]
+    return [*lines, "", f"On the machine that wrote this report, {what}:", "", *printed]

@@ -1,0 +1,88 @@
+"""Commands that reproduce a failure without hil: IREE's tools, or a short Python script for ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.core.results import Outcome
+
+_TAIL = 40
+# Outcomes of the compiler: no board is needed.
+COMPILING = (Outcome.COMPILE_ERROR, Outcome.COMPILE_CRASH)
+_ORT_SCRIPT = '''"""Run model.onnx with ONNX Runtime, and compare with the expected outputs."""
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+folder = Path(__file__).parent
+session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+inputs, expected = ([np.load(file) for file in map(folder.joinpath, names)] for names in ({inputs}, {expected}))
+names = [value.name for value in session.get_inputs()]
+outputs = session.run(None, dict(zip(names, inputs)))
+for value, output, wanted in zip(session.get_outputs(), outputs, expected):
+    print(value.name, "largest difference", np.max(np.abs(output - wanted), initial=0))
+same = all(np.allclose(output, wanted, {rtol}, {atol}) for output, wanted in zip(outputs, expected))
+sys.exit(not same)
+'''
+
+
+@dataclass(frozen=True)
+class StockScript:
+    """A script that reproduces a failure: exit code 0 means that it does not occur."""
+
+    name: str
+    text: str
+    command: str
+
+
+def iree_script(
+    outcome: Outcome, flags: Sequence[str], device: str, inputs: Sequence[str], expected: Sequence[str]
+) -> StockScript:
+    """Return the script for IREE's tools. Files are relative to its directory."""
+    lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"', "iree-import-onnx model.onnx -o model.mlir"]
+    lines.append(shlex.join(["iree-compile", "model.mlir", "-o", "model.vmfb", *flags]))
+    if outcome not in COMPILING:
+        words = ["iree-run-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
+        words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
+        words += [f"--expected_output=@{name}" for name in expected]
+        lines.append(shlex.join(words))
+    return StockScript("reproduce.sh", "\n".join([*lines, ""]), "sh reproduce.sh")
+
+
+def onnxruntime_script(
+    inputs: Sequence[str], expected: Sequence[str], rtol: float | None, atol: float | None
+) -> StockScript:
+    """Return the Python script for ONNX Runtime."""
+    values = {"inputs": list(inputs), "expected": list(expected), "rtol": rtol or 1e-3, "atol": atol or 1e-5}
+    return StockScript("reproduce.py", _ORT_SCRIPT.format(**values), "python reproduce.py")
+
+
+def run_script(folder: str, command: str, limit: float) -> dict[str, Any]:
+    """Run a script with the tools of this Python environment. Runs in an isolated process.
+
+    Returns:
+        ``code``: exit code, negative for a signal, None if it was stopped after ``limit`` seconds; ``printed``: the
+        last lines of the output.
+    """
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # Symbolizing a stack trace takes seconds.
+    environment: Mapping[str, str] = {**os.environ, "PATH": tools, "LLVM_DISABLE_SYMBOLIZATION": "1"}
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(shlex.split(command), cwd=folder, env=environment, **how) as process:
+        code: int | None = None
+        try:
+            printed, _ = process.communicate(timeout=limit)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed, _ = process.communicate()
+    return {"code": code, "printed": "\n".join(printed.decode(errors="replace").splitlines()[-_TAIL:])}

@@ -1,0 +1,192 @@
+"""Run candidates on the board, and keep each result in the journal."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.reduce import ReduceFailure, ReduceRecord, ReduceTrial
+from hil.controller.storage.run_context import Progress, RunContext
+from hil.controller.storage.runs import storing, write_json
+from hil.controller.workloads.reduce.failure import Failure, failure_of, require_failure
+from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
+from hil.core.tensors import Array
+from hil.errors import HilError, NotRun, StorageError, UsageError
+
+RECORD = "reduce.json"
+# A run that ends in an error of the board is repeated this often.
+_ATTEMPTS = 3
+
+
+class RunsSpent(Exception):
+    """The limit of runs is reached."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that may fail like the whole model."""
+
+    model: Path  # alone in its directory, except for external data
+    inputs: Mapping[str, Array]
+    nodes: int
+
+
+@dataclass
+class Trials:
+    """Runs candidates and keeps the smallest one that fails in the same way."""
+
+    record: ReduceRecord
+    folder: Path
+    options: Options  # of the whole model; inputs and sizes are those of each candidate
+    choice: BoardChoice
+    faults: tuple[str, ...]
+    pool: BoardPool
+    context: RunContext
+    screen: Progress
+    best: Candidate | None = None
+    _scratch: int = field(default=0)
+
+    def save(self) -> None:
+        """Write the journal atomically."""
+        write_json(self.folder / RECORD, self.record.to_json())
+
+    def run_whole(self, case: Case) -> Failure:
+        """Run the imported model, or read the result from the journal. Return how it fails.
+
+        Raises:
+            UsageError: the model does not fail, or in a way that cannot be reduced.
+            BoardError: the board failed.
+        """
+        found = self.record.failure
+        if found is None:
+            start = time.monotonic()
+            case = self._run_case(case)
+            failure = require_failure(case)
+            found = ReduceFailure(
+                outcome=Outcome(failure.outcome),
+                stage=failure.stage,
+                reason=case.reason,
+                kind=failure.kind,
+                sqnr_db=failure.sqnr_db,
+            )
+            self.record.failure = found
+            self._add(
+                "whole", "whole model", self.record.nodes_before, case, same=True, seconds=time.monotonic() - start
+            )
+        return self._failure
+
+    @property
+    def _failure(self) -> Failure:
+        found = self.record.failure
+        assert found is not None
+        return Failure(found.outcome.value, found.stage, found.kind, found.sqnr_db)
+
+    def test(self, key: str, text: str, make: Callable[[Path], Candidate | None]) -> bool:
+        """Return True if a candidate fails like the whole model. It is then the smallest so far.
+
+        Args:
+            make: writes the candidate to a directory; None if it is not a valid model.
+
+        Raises:
+            RunsSpent: the candidate needs a run, and the limit is reached.
+            BoardError: the board failed repeatedly.
+        """
+        known = next((one for one in self.record.trials if one.key == key), None)
+        if known is not None and not known.same:
+            return False
+        # Keep a run for the result.
+        if known is None and len(self.record.trials) >= self.record.max_runs - 1:
+            raise RunsSpent
+        candidate = self._make(make)
+        if candidate is None:
+            return False
+        if known is None:
+            case = self.run(key, text, candidate)
+            if case is None or not self._is_same(case):
+                self._remove(candidate)
+                return False
+        if self.best is not None:
+            self._remove(self.best)
+        self.best = candidate
+        return True
+
+    def run(self, key: str, text: str, candidate: Candidate) -> Case | None:
+        """Run a candidate and add the result to the journal. None if hil cannot run the model."""
+        start = time.monotonic()
+        smallest = self.best.nodes if self.best else self.record.nodes_before
+        number = len(self.record.trials) + 1
+        progress = f"smallest {smallest} nodes, run {number} of at most {self.record.max_runs}: {text}"
+        self.screen.stage(self.record.model, number, progress)
+        options = replace(self.options, function="", dims={}, expected={}, inputs=dict(candidate.inputs))
+        folder = candidate.model.parent / "case"
+        with storing(folder):
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            case = self._run_case(self._runner.begin(candidate.model, options, folder, name="candidate"))
+        except StorageError:
+            raise
+        except UsageError:
+            return None
+        self._add(key, text, candidate.nodes, case, same=self._is_same(case), seconds=time.monotonic() - start)
+        return case
+
+    def _is_same(self, case: Case) -> bool:
+        failure = failure_of(case)
+        return failure is not None and self._failure.is_same(failure)
+
+    @property
+    def _runner(self) -> Runner:
+        return Runner(self.context, of_usage=_reject, sink=ProgressSink())
+
+    def _run_case(self, case: Case) -> Case:
+        """Run a case. Repeat it after an error of the board, which says nothing about the model."""
+        for _ in range(_ATTEMPTS):
+            runtime = case.options.runtime
+            (ended,) = self._runner.run([case], self.pool, self.choice, runtime=runtime, faults=self.faults)
+            if ended.outcome not in BOARD_OUTCOMES:
+                break
+        if ended.outcome in BOARD_OUTCOMES and ended.error is not None:
+            raise ended.error
+        return ended
+
+    def _add(self, key: str, text: str, nodes: int, case: Case, *, same: bool, seconds: float) -> None:
+        trial = ReduceTrial(
+            key=key,
+            text=text,
+            nodes=nodes,
+            outcome=case.outcome or Outcome.SKIP,
+            reason=case.reason,
+            same=same,
+            seconds=round(seconds, 3),
+        )
+        self.record.trials = [*self.record.trials, trial]
+        self.save()
+
+    def _make(self, make: Callable[[Path], Candidate | None]) -> Candidate | None:
+        self._scratch += 1
+        folder = self.folder / "work" / str(self._scratch)
+        with storing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        candidate = make(folder)
+        if candidate is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        return candidate
+
+    def _remove(self, candidate: Candidate) -> None:
+        shutil.rmtree(candidate.model.parent, ignore_errors=True)
+
+
+def _reject(error: UsageError, stage: Stage) -> HilError:
+    """Convert invalid usage in a stage: the candidate, not the user, caused it."""
+    if isinstance(error, StorageError):
+        raise error
+    return error.as_kind(NotRun)
