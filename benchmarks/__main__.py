@@ -39,6 +39,7 @@ NAMES = (
     "profiling",
     "compile_layers",
     "suite",
+    "reduce",
     "ssh",
     "farm",
     "farm_queue",

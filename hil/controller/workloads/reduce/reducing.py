@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,15 @@ from hil.core.digest import digest_of
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
 from hil.core.text import jsonable
-from hil.errors import CompileCrashed, CompileFailed, ImportFailed, ReferenceFailed, StageTimeout, UsageError
+from hil.errors import (
+    BoardError,
+    CompileCrashed,
+    CompileFailed,
+    ImportFailed,
+    ReferenceFailed,
+    StageTimeout,
+    UsageError,
+)
 
 MAX_RUNS = 64
 _LOG = "reduce.log"
@@ -155,11 +164,18 @@ class _Reduction:
             write_result(trials, final, signing_key)
             for name in ("base", "work"):
                 shutil.rmtree(trials.folder / name, ignore_errors=True)
-        except KeyboardInterrupt:
-            if trials.best is not None:
-                write_result(trials, None, None)
-            trials.screen.interrupt(f"hil reduce --resume {trials.folder}")
+        except BoardError as error:
+            write_result(trials, None, None)
+            error.hint = "; ".join(filter(None, (f"resume with: {self._resume_command}", error.hint)))
             raise
+        except KeyboardInterrupt:
+            write_result(trials, None, None)
+            trials.screen.interrupt(self._resume_command)
+            raise
+
+    @property
+    def _resume_command(self) -> str:
+        return shlex.join(["hil", "reduce", "--resume", str(self.trials.folder)])
 
     @property
     def _log(self) -> Path:
@@ -270,7 +286,7 @@ class _Reduction:
         assert best is not None
         inputs = folder / "given"
         save_tensors(inputs, best.inputs)
-        arguments = {"model": str(best.model.absolute()), "inputs": str(inputs.absolute())}
+        arguments: dict[str, Any] = {"model": str(best.model.absolute()), "inputs": str(inputs.absolute())}
         arguments |= {"change": change, "folder": str(folder.absolute())}
         if not self._call(apply_change, arguments, "cannot change the part"):
             return None

@@ -173,7 +173,7 @@ def _infer_outputs(proto: Any) -> bool:
 def _location(tensor: Any) -> str:
     if tensor.data_location != tensor.EXTERNAL:
         return ""
-    return next(entry.value for entry in tensor.external_data if entry.key == "location")
+    return str(next(entry.value for entry in tensor.external_data if entry.key == "location"))
 
 
 def _read_constant(tensor: Any, folder: Path) -> Array:

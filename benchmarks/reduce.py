@@ -1,0 +1,274 @@
+"""`hil reduce` on planted faults, next to `polygraphy debug reduce` with `hil run` as its check.
+
+Models: a MobileNetV2-sized network, an encoder of MiniLM's size (6 layers, 384 channels) and a decoder with 1,000 nodes
+and 1 GB of weights. The simulator injects the faults into programs that contain a weight or a node. The compiler crash
+is real: IREE cannot compile a Reshape of an empty tensor with allowzero.
+
+Pass --polygraphy for the rival: PATH of `polygraphy` in an environment with onnx, onnxruntime and onnx-graphsurgeon.
+Memory is the peak of the anonymous memory of all processes together, without the simulated board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from benchmarks import common
+from benchmarks.model import Builder, mobilenet
+
+_RIVAL = "polygraphy debug reduce"
+_SAMPLE_S = 0.2
+_ORT = ("--runtime", "onnxruntime")
+# One process of the simulator has this text in its command line.
+_BOARD = (b"hil.sim", b"hil.agent")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A model with a fault."""
+
+    name: str
+    model: str
+    options: tuple[str, ...]
+    compared: bool = True  # with the rival
+
+
+PLANTS = (
+    Plant("encoder, wrong weight", "encoder", (*_ORT, "--fault", "corrupt:needs=weight_40")),
+    Plant("encoder, wrong operator", "encoder", (*_ORT, "--fault", "corrupt:needs=Softmax_134")),
+    Plant("encoder, crash", "encoder", (*_ORT, "--fault", "crash:needs=Erf_151")),
+    Plant("encoder, hang", "encoder", (*_ORT, "--fault", "hang:needs=Softmax_93", "--timeout", "4")),
+    Plant("mobilenet, wrong weight", "mobilenet", (*_ORT, "--fault", "corrupt:needs=weight_77")),
+    Plant("mobilenet, wrong operator", "mobilenet", (*_ORT, "--fault", "corrupt:needs=GlobalAveragePool")),
+    Plant("mobilenet, crash", "mobilenet", (*_ORT, "--fault", "crash:needs=GlobalAveragePool")),
+    Plant("decoder, wrong operator", "decoder", (*_ORT, "--fault", "corrupt:needs=Softmax_739"), compared=False),
+    Plant("decoder, crash", "decoder", (*_ORT, "--fault", "crash:needs=Sigmoid_274"), compared=False),
+    Plant("encoder, compiler crash", "crashing", ("--runtime", "iree")),
+)
+
+
+def main() -> None:
+    """Run the reductions and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--polygraphy", default="", help="path of polygraphy")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only faults with TEXT in their name")
+    asked = parser.parse_args()
+    rows: list[common.Row] = []
+    with tempfile.TemporaryDirectory(prefix="hil-reduce-") as name:
+        folder = Path(name)
+        made: dict[str, Path] = {}
+        for plant in (one for one in PLANTS if asked.only in one.name):
+            if plant.model not in made:
+                made[plant.model] = MAKERS[plant.model](folder / f"{plant.model}.onnx")
+            mine = reduce_with_hil(plant, made[plant.model], folder)
+            rival = None
+            if asked.polygraphy and plant.compared:
+                rival = reduce_with_polygraphy(asked.polygraphy, plant, made[plant.model], folder)
+            for number, (what, unit) in enumerate((("nodes", ""), ("runs", ""), ("time", "s"), ("memory", "MiB"))):
+                rows.append(
+                    common.Row(
+                        f"{plant.name}: {what}",
+                        mine[number],
+                        unit,
+                        _RIVAL if rival else "",
+                        rival[number] if rival else None,
+                        rival[number] and mine[number] / rival[number] if rival else None,
+                        {"nodes": "<= 10 nodes", "runs": "<= 64 runs"}.get(what, ""),
+                    )
+                )
+                print(rows[-1], file=sys.stderr, flush=True)
+    common.show("reduce", rows, [], as_json=asked.json)
+
+
+def reduce_with_hil(plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float]:
+    """Return nodes, runs, seconds and MiB."""
+    command = [
+        sys.executable,
+        "-m",
+        "hil",
+        "reduce",
+        str(model),
+        *plant.options,
+        "--out",
+        str(folder / "out"),
+        "--json",
+    ]
+    done, seconds, memory = run_measured(command, folder)
+    found = json.loads(done.stdout)
+    if "nodes_after" not in found:
+        raise SystemExit(f"{plant.name}: {done.stderr}")
+    return found["nodes_after"], len(found["trials"]), seconds, memory
+
+
+def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float]:
+    """Return nodes, runs, seconds and MiB. The check is `hil run` with the same options: not 0 is a failure."""
+    output = folder / "reduced.onnx"
+    output.unlink(missing_ok=True)
+    check = [sys.executable, "-m", "hil", "run", "polygraphy_debug.onnx", *plant.options, "--out", str(folder / "runs")]
+    done, seconds, memory = run_measured(
+        [tool, "debug", "reduce", str(model), "-o", str(output), "--mode", "bisect", "--check", *check], folder
+    )
+    runs = done.stdout.count("RUNNING | Iteration")
+    nodes = len(onnx.load(output).graph.node) if output.exists() else 0
+    return nodes, runs, seconds, memory
+
+
+def run_measured(command: Sequence[str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float, float]:
+    """Run a command. Return it with its seconds, and the peak memory of its processes in MiB."""
+    start, peak, ended = time.monotonic(), [0.0], threading.Event()
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_S):
+            peak[0] = max(peak[0], memory_of(process.pid))
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    out, err = process.communicate()
+    ended.set()
+    sampler.join()
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    return done, time.monotonic() - start, peak[0]
+
+
+def memory_of(root: int) -> float:
+    """Return the anonymous memory of a process and its descendants in MiB, without simulated boards."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    total, pending = 0, [root]
+    while pending:
+        one = pending.pop()
+        try:
+            if any(text in Path(f"/proc/{one}/cmdline").read_bytes() for text in _BOARD):
+                continue
+            status = Path(f"/proc/{one}/status").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+        pending += children.get(one, [])
+    return total / 1024
+
+
+class Network(Builder):
+    """Builder with named nodes, and layers of transformers."""
+
+    def node(self, op: str, inputs: list[str], **attributes: object) -> str:
+        """Add a node; returns its output's name."""
+        name = super().node(op, inputs, **attributes)
+        self.nodes[-1].name = f"{op}_{len(self.nodes) - 1}"
+        return name
+
+    def weight(self, array: np.ndarray) -> str:
+        """Add a weight; returns its name, which is too long to occur in random weights."""
+        super().weight(array)
+        self.weights[-1].name = f"weight_{len(self.weights) - 1}"
+        return self.weights[-1].name
+
+    def dense(self, x: str, into: int, out: int) -> str:
+        """A product with a seeded weight."""
+        values = self._rng.standard_normal((into, out), dtype=np.float32) * np.float32(into**-0.5)
+        return self.node("MatMul", [x, self.weight(values)])
+
+    def attention(self, x: str, length: int, width: int, heads: int) -> str:
+        """Multi-head attention."""
+        split = self.weight(np.array([length, heads, width // heads], np.int64))
+        merge = self.weight(np.array([length, width], np.int64))
+        q, k, v = (self.node("Reshape", [self.dense(x, width, width), split]) for _ in range(3))
+        q, v = (self.node("Transpose", [one], perm=[1, 0, 2]) for one in (q, v))
+        scores = self.node("MatMul", [q, self.node("Transpose", [k], perm=[1, 2, 0])])
+        scores = self.node("Mul", [scores, self.weight(np.float32((width // heads) ** -0.5))])
+        found = self.node("MatMul", [self.node("Softmax", [scores]), v])
+        return self.dense(self.node("Reshape", [self.node("Transpose", [found], perm=[1, 0, 2]), merge]), width, width)
+
+    def normalised(self, x: str, width: int) -> str:
+        """Layer normalisation of its operators, as exporters write it."""
+        centred = self.node("Sub", [x, self.node("ReduceMean", [x], axes=[-1])])
+        variance = self.node("ReduceMean", [self.node("Mul", [centred, centred])], axes=[-1])
+        scale = self.node("Sqrt", [self.node("Add", [variance, self.weight(np.float32(1e-5))])])
+        return self.node("Mul", [self.node("Div", [centred, scale]), self.weight(np.ones(width, np.float32))])
+
+    def save(self, path: Path, length: int, width: int, x: str, *, external: bool = False) -> Path:
+        """Write the model: x to its last value, float32."""
+        value = (TensorProto.FLOAT, [length, width])
+        given, made = (helper.make_tensor_value_info(name, *value) for name in ("x", x))
+        graph = helper.make_graph(self.nodes, path.stem, [given], [made], self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(model, path, save_as_external_data=external, location=f"{path.name}.data", size_threshold=4096)
+        return path
+
+
+def encoder(path: Path, *, crashing: bool = False) -> Path:
+    """Write an encoder like MiniLM: 6 layers, 384 channels, 12 heads, 64 tokens."""
+    build, x = Network(), "x"
+    length, width = 64, 384
+    for layer in range(2 if crashing else 6):
+        x = build.normalised(build.node("Add", [x, build.attention(x, length, width, 12)]), width)
+        y = build.dense(x, width, 4 * width)
+        half = build.node("Mul", [y, build.weight(np.float32(0.5))])
+        erf = build.node("Erf", [build.node("Div", [y, build.weight(np.float32(2**0.5))])])
+        y = build.node("Mul", [half, build.node("Add", [erf, build.weight(np.float32(1))])])
+        x = build.normalised(build.node("Add", [x, build.dense(y, 4 * width, width)]), width)
+        if crashing and layer == 0:
+            none, shape = (build.weight(np.array(one, np.int64)) for one in ([0], [width, length, 0]))
+            empty = build.node("Reshape", [build.node("Slice", [x, none, none]), shape], allowzero=1)
+            x = build.node("Add", [x, build.node("ReduceSum", [empty], keepdims=0)])
+    return build.save(path, length, width, x)
+
+
+def crashing_encoder(path: Path) -> Path:
+    """Write an encoder that IREE cannot compile."""
+    return encoder(path, crashing=True)
+
+
+def decoder(path: Path) -> Path:
+    """Write a decoder with about 1,000 nodes and 1 GB of weights: 26 layers, 896 channels, 8 tokens."""
+    build, x = Network(), "x"
+    length, width, inner = 8, 896, 2432
+    for _ in range(26):
+        x = build.node("Add", [x, build.attention(build.normalised(x, width), length, width, 14)])
+        y = build.normalised(x, width)
+        gate = build.dense(y, width, inner)
+        gate = build.node("Mul", [gate, build.node("Sigmoid", [gate])])
+        x = build.node("Add", [x, build.dense(build.node("Mul", [gate, build.dense(y, width, inner)]), inner, width)])
+    return build.save(path, length, width, x, external=True)
+
+
+def named_mobilenet(path: Path) -> Path:
+    """Write a network like MobileNetV2, with the same names of weights."""
+    model = onnx.load(mobilenet(path))
+    names = {tensor.name: f"weight_{number}" for number, tensor in enumerate(model.graph.initializer)}
+    for tensor in model.graph.initializer:
+        tensor.name = names[tensor.name]
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    onnx.save(model, path)
+    return path
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "encoder": encoder,
+    "crashing": crashing_encoder,
+    "mobilenet": named_mobilenet,
+    "decoder": decoder,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""`hil reduce`: planted faults, resuming, and real failures of a compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.models import DIGITS, save_model
+
+FLOAT = TensorProto.FLOAT
+DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+# For tests that do not depend on a compiler.
+ORT = ("--runtime", "onnxruntime")
+
+
+def reduced(ended, code, place):
+    assert ended.code == code, ended.out + ended.err
+    document = ended.document
+    return document, onnx.load(place / document["folder"] / "model.onnx")
+
+
+def chain(target: Path, length: int, middle: list[onnx.NodeProto], extra: dict[str, np.ndarray]) -> Path:
+    """Save ``length`` pairs of MatMul and Tanh before and after nodes from ``start`` to ``end``."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(array, name) for name, array in extra.items()]
+    nodes: list[onnx.NodeProto] = []
+    for tag, (first, last) in {"a": ("x", "start"), "b": ("end", "y")}.items():
+        value = first
+        for number in range(length):
+            weights.append(numpy_helper.from_array(rng.normal(0, 0.3, (6, 6)).astype(np.float32), f"{tag}w{number}"))
+            nodes.append(helper.make_node("MatMul", [value, f"{tag}w{number}"], [f"{tag}m{number}"], f"{tag}m{number}"))
+            value = last if number == length - 1 else f"{tag}t{number}"
+            nodes.append(helper.make_node("Tanh", [f"{tag}m{number}"], [value], f"{tag}t{number}"))
+        nodes += middle if tag == "a" else []
+    return save_model(target, nodes, [("x", FLOAT, [3, 6])], [("y", FLOAT, [3, 6])], weights)
+
+
+def test_wrong_node_is_found_with_report_and_bundle(hil, tmp_path):
+    given = ("reduce", DIGITS_CNN, *ORT, "--fault", "corrupt:needs=conv2", "--out", tmp_path / "out", "--json")
+    document, model = reduced(hil(*given), 1, tmp_path)
+    assert [node.name for node in model.graph.node] == ["conv2"]
+    assert document["nodes_before"] == 8 and document["nodes_after"] == 1 and document["stock"] == ""
+    report = (Path(document["folder"]) / "report.md").read_text()
+    assert report.startswith("# FAIL: Conv") and "| index | expected | actual |" in report
+    assert "--fault corrupt:needs=conv2" in report
+    again = hil("bundle", "run", Path(document["folder"]) / "failure.hilb", "--fault", "corrupt:needs=conv2")
+    assert again.code == 1
+
+    # Without a result, a resumed reduction continues after the runs in the journal.
+    journal = Path(document["folder"]) / "reduce.json"
+    stored = json.loads(journal.read_text())
+    kept = stored["trials"][:3]
+    journal.write_text(json.dumps({**stored, "trials": kept, "finished": False, "exit_code": None}))
+    resumed, _ = reduced(hil("reduce", "--resume", stored["id"], "--out", tmp_path / "out", "--json"), 1, tmp_path)
+    assert resumed["trials"][:3] == kept
+    assert [one["key"] for one in resumed["trials"]] == [one["key"] for one in stored["trials"]]
+
+
+def test_failed_case_of_stored_run_is_reduced(hil, tmp_path):
+    assert hil("run", DIGITS_CNN, *ORT, "--fault", "crash:needs=pool1", "--seed", "3").code == 3
+    document, model = reduced(hil("reduce", "latest", "--json"), 3, tmp_path)
+    assert [node.op_type for node in model.graph.node] == ["MaxPool"]
+    assert document["failure"]["outcome"] == "RUN_CRASH" and document["request"]["seed"] == 3
+
+
+def test_hang_is_reduced_within_limit_of_runs(hil, tmp_path):
+    given = ("--fault", "hang:needs=fc1", "--timeout", "2", "--max-runs", "4", "--json")
+    document, _ = reduced(hil("reduce", DIGITS_CNN, *ORT, *given), 3, tmp_path)
+    assert len(document["trials"]) == 4 and document["failure"]["outcome"] == "TIMEOUT"
+    assert any("--max-runs" in note for note in document["notes"])
+
+
+def test_models_that_cannot_be_reduced_are_usage_errors(hil, tmp_path):
+    passing = hil("reduce", DIGITS_CNN, *ORT)
+    assert passing.code == 2 and "PASS" in passing.err
+    (tmp_path / "m.mlir").write_text("func.func @f(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }")
+    module = hil("reduce", tmp_path / "m.mlir")
+    assert module.code == 2 and "mlir models are not supported" in module.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiler_crash_is_reproduced_by_stock_tools(hil, tmp_path):
+    middle = [
+        helper.make_node("Slice", ["start", "zero", "zero"], ["empty"], "slice"),
+        helper.make_node("Reshape", ["empty", "shape"], ["shaped"], "reshape", allowzero=1),
+        helper.make_node("ReduceSum", ["shaped"], ["sum"], "sum", keepdims=0),
+        helper.make_node("Add", ["start", "sum"], ["end"], "add"),
+    ]
+    extra = {"zero": np.array([0]), "shape": np.array([6, 3, 0])}
+    document, model = reduced(hil("reduce", chain(tmp_path / "chain.onnx", 4, middle, extra), "--json"), 3, tmp_path)
+    assert document["failure"]["outcome"] == "COMPILE_CRASH"
+    assert [node.op_type for node in model.graph.node] == ["Reshape"]
+    folder = tmp_path / document["folder"]
+    tools = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(["sh", "reproduce.sh"], cwd=folder, env={"PATH": tools}, capture_output=True, text=True)
+    assert done.returncode and "stack" in done.stderr.lower()
+    assert "reproduce.sh" in document["stock"] and "the exit code is" in (folder / "report.md").read_text()
+    assert hil("bundle", "run", folder / "failure.hilb").code == 0  # ONNX Runtime runs the model
