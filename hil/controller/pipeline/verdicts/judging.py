@@ -75,6 +75,12 @@ def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
     yield case.timed(compare_s=time.monotonic() - start)
 
 
+def compare_without_noise(case: Case) -> tuple[Verdict, ...]:
+    """Return the verdict of each reference, without its noise and without the control for the board's arithmetic."""
+    assert case.result is not None
+    return _compare_with_references(case, case.result, case.references, _make_compare_args(case.options))
+
+
 def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) -> Iterator[Case]:
     """Judge outputs that differ between iterations.
 

@@ -297,7 +297,7 @@ class _Reduction:
         best = self.trials.best
         if best is None:
             return None
-        return self.trials.run("result", "the smallest model again", best)
+        return self.trials.run("result", "the smallest model again", best, is_final=True)
 
 
 def _ranges(numbers: Items) -> str:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hil.compare.comparison import OutputComparison
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.pipeline.verdicts.in_arithmetic import needs_control
+from hil.controller.pipeline.verdicts.judging import compare_without_noise
 from hil.controller.records.reduce import ReduceFailure, ReduceRecord, ReduceTrial
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import storing, write_json
@@ -24,10 +27,36 @@ from hil.errors import HilError, NotRun, StorageError, UsageError
 RECORD = "reduce.json"
 # A run that ends in an error of the board is repeated this often.
 _ATTEMPTS = 3
+# Signal-to-noise ratios below these limits are not rounding: for float32 and float64, and for other types.
+_GROSS_DB = 60.0, 20.0
 
 
 class RunsSpent(Exception):
     """The limit of runs is reached."""
+
+
+@dataclass(frozen=True)
+class _QuickRunner(Runner):
+    """Runner that skips measuring the noise of references for errors that no rounding explains.
+
+    The measurement needs several times the memory and time of a run.
+    """
+
+    def judge(self, case: Case, early: Case | None = None) -> Case:
+        """Compare the board's outputs with the references."""
+        if early is not None:
+            case = self.with_references(case, early)
+        case = self.run_reference(case)
+        is_stable = case.result is not None and (case.result.repetition is None or case.result.repetition.is_stable)
+        if case.outcome or not is_stable or not case.references or needs_control(case):
+            return super().judge(case)
+        verdicts = compare_without_noise(case)
+        wrong = [one for one in verdicts[0].outputs if not one.passed and not one.blind]
+        if not any(map(_is_gross, wrong)):
+            return super().judge(case)
+        return replace(
+            case, stage=Stage.COMPARE.value, verdicts=verdicts, outcome=Outcome.FAIL, reason=verdicts[0].reason
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +97,7 @@ class Trials:
         found = self.record.failure
         if found is None:
             start = time.monotonic()
-            case = self._run_case(case)
+            case = self._run_case(case, self._runner)
             failure = require_failure(case)
             found = ReduceFailure(
                 outcome=Outcome(failure.outcome),
@@ -118,8 +147,13 @@ class Trials:
         self.best = candidate
         return True
 
-    def run(self, key: str, text: str, candidate: Candidate) -> Case | None:
-        """Run a candidate and add the result to the journal. None if hil cannot run the model."""
+    def run(self, key: str, text: str, candidate: Candidate, *, is_final: bool = False) -> Case | None:
+        """Run a candidate and add the result to the journal. None if hil cannot run the model.
+
+        Args:
+            is_final: whether to judge all outputs as `hil run` does.
+        """
+        runner = self._final_runner if is_final else self._runner
         start = time.monotonic()
         smallest = self.best.nodes if self.best else self.record.nodes_before
         number = len(self.record.trials) + 1
@@ -130,7 +164,7 @@ class Trials:
         with storing(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
-            case = self._run_case(self._runner.begin(candidate.model, options, folder, name="candidate"))
+            case = self._run_case(runner.begin(candidate.model, options, folder, name="candidate"), runner)
         except StorageError:
             raise
         except UsageError:
@@ -144,13 +178,17 @@ class Trials:
 
     @property
     def _runner(self) -> Runner:
+        return _QuickRunner(self.context, of_usage=_reject, sink=ProgressSink())
+
+    @property
+    def _final_runner(self) -> Runner:
         return Runner(self.context, of_usage=_reject, sink=ProgressSink())
 
-    def _run_case(self, case: Case) -> Case:
+    def _run_case(self, case: Case, runner: Runner) -> Case:
         """Run a case. Repeat it after an error of the board, which says nothing about the model."""
         for _ in range(_ATTEMPTS):
             runtime = case.options.runtime
-            (ended,) = self._runner.run([case], self.pool, self.choice, runtime=runtime, faults=self.faults)
+            (ended,) = runner.run([case], self.pool, self.choice, runtime=runtime, faults=self.faults)
             if ended.outcome not in BOARD_OUTCOMES:
                 break
         if ended.outcome in BOARD_OUTCOMES and ended.error is not None:
@@ -183,6 +221,11 @@ class Trials:
 
     def _remove(self, candidate: Candidate) -> None:
         shutil.rmtree(candidate.model.parent, ignore_errors=True)
+
+
+def _is_gross(output: OutputComparison) -> bool:
+    limit = _GROSS_DB[output.dtype not in ("float32", "float64")]
+    return bool(output.nonfinite) or (output.sqnr_db is not None and output.sqnr_db < limit)
 
 
 def _reject(error: UsageError, stage: Stage) -> HilError:
