@@ -78,6 +78,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "eval": [EvaluationRecord],
     "flows": [models.FlowList],
     "gate": [GateRecord],
+    "history accept": [history.AcceptedEntries],
     "history add": [history.AddedEntries],
     "history annotate": [history.AddedAnnotation],
     "history import": [history.AddedEntries],

@@ -81,6 +81,9 @@ class HistoryNote(Record, kw_only=True):
     created: Timestamp
 
 
+Confirmation = Literal["", "measured", "drift", "accepted"]
+
+
 class HistoryEntry(Record, kw_only=True):
     """A measured case of a stored run."""
 
@@ -108,6 +111,13 @@ class HistoryEntry(Record, kw_only=True):
     tools: ToolVersions
     board: MeasuredBoard
     annotations: Annotated[list[HistoryNote], note("notes on the entry, the run and the commit, oldest first")] = []
+    confirmed: Annotated[
+        Confirmation,
+        note(
+            "`measured`: a gate found no slower program. `drift`: also compared with the oldest program. `accepted`: a "
+            "user accepted the result. Empty: neither"
+        ),
+    ] = ""
 
 
 class StoredProgram(Record, kw_only=True):
@@ -167,3 +177,9 @@ class AddedAnnotation(Record, kw_only=True):
 
     annotation: HistoryNote
     entries: Annotated[Count, note("number of entries that the note applies to")]
+
+
+class AcceptedEntries(Record, kw_only=True):
+    """Output of `hil history accept`."""
+
+    entries: Annotated[Count, note("number of accepted entries")]

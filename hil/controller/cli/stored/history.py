@@ -204,6 +204,23 @@ def annotate(target: str, text: str, place: Path | None, as_json: bool) -> int:
     return answer(as_json, AddedAnnotation(annotation=note, entries=count), f"annotated {entries}")
 
 
+@history.command(epilog="Example: hil history accept 1a2b3c4")
+@click.argument("target", metavar="COMMIT|RUN|RUN:CASE")
+@history_option
+@json_option
+def accept(target: str, place: Path | None, as_json: bool) -> int:
+    """Accept the results of a commit or a run as the new normal.
+
+    `hil gate` then compares later programs with the accepted ones.
+    """
+    from hil.controller.records.history import AcceptedEntries
+
+    with open_history(place) as store:
+        count = store.accept(target)
+    entries = f"{count} {'entry' if count == 1 else 'entries'}"
+    return answer(as_json, AcceptedEntries(entries=count), f"accepted {entries}")
+
+
 def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
     from hil.controller.storage.screen.console import table_console
     from hil.controller.storage.screen.texts import show, table

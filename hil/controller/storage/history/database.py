@@ -21,7 +21,7 @@ _TABLES = (
     "CREATE TABLE series (id text primary key, key text not null) without rowid",
     "CREATE TABLE entries (run text, case_name text, series text not null, created real not null,"
     " commit_id text not null, branch text not null, program text not null, outcome text not null, p50_ns real,"
-    " document text not null, samples blob not null, primary key (run, case_name))",
+    " document text not null, samples blob not null, confirmed text not null, primary key (run, case_name))",
     "CREATE INDEX entries_by_series on entries (series, created)",
     "CREATE INDEX entries_by_commit on entries (commit_id)",
     "CREATE TABLE annotations (number integer primary key, commit_id text not null, run text not null,"

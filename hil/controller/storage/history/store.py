@@ -22,12 +22,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hil.controller.records.base import R, make_record
 from hil.controller.records.history import (
     MAX_SAMPLES,
     AddedEntries,
+    Confirmation,
     HistoryEntry,
     HistoryNote,
     SeriesKey,
@@ -90,7 +91,8 @@ class HistoryStore:
         Args:
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
             quota: maximum size of the programs in bytes. Each series keeps the programs of its newest entry, of
-                its last good entry, and of its last good entry on the baseline branch, even above the quota.
+                its last good entry, of its last good entry on the baseline branch, and of its last confirmed entry,
+                even above the quota.
             baseline: name of the baseline branch.
 
         Raises:
@@ -153,11 +155,12 @@ class HistoryStore:
         annotations = self.annotations()
         with database_errors(self.folder):
             rows = self._database.execute(
-                "select document, samples from entries where ?1 in ('', series) order by created, run, case_name",
+                "select document, samples, confirmed from entries where ?1 in ('', series)"
+                " order by created, run, case_name",
                 (wanted,),
             )
-            for document, samples in rows:
-                entry = self._decode(document, samples)
+            for document, samples, confirmed in rows:
+                entry = self._decode(document, samples, confirmed)
                 yield entry.replace(annotations=[one for one in annotations if _applies(one, entry)])
 
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
@@ -230,6 +233,33 @@ class HistoryStore:
             )
         return note, count
 
+    def confirm(self, entry: HistoryEntry, how: Confirmation) -> None:
+        """Mark an entry as right and not slower than before. Later programs are compared with its program."""
+        with database_errors(self.folder), writing(self._database):
+            self._database.execute(
+                "update entries set confirmed = ? where run = ? and case_name = ?", (how, entry.run, entry.case)
+            )
+
+    def accept(self, target: str) -> int:
+        """Mark all entries of a commit or a run, or an entry, as accepted. Return their number.
+
+        Args:
+            target: as for :meth:`annotate`.
+
+        Raises:
+            UsageError: no entry matches, or several commits match.
+        """
+        with database_errors(self.folder), writing(self._database):
+            fields, count = self._find_target(target.encode(errors="backslashreplace").decode())
+            if commit := fields.get("commit"):
+                self._database.execute("update entries set confirmed = 'accepted' where commit_id = ?", (commit,))
+            else:
+                self._database.execute(
+                    "update entries set confirmed = 'accepted' where run = ? and ? in ('', case_name)",
+                    (fields["run"], fields["case"]),
+                )
+        return count
+
     def _find_target(self, target: str) -> tuple[dict[str, str], int]:
         run, _, case = target.partition(":")
         (count,) = self._database.execute(
@@ -266,12 +296,12 @@ class HistoryStore:
         return [self._load(text, SeriesKey) for (text,) in self._database.execute("select key from series")]
 
     def _insert(self, entry: HistoryEntry, known: Sequence[SeriesKey]) -> bool:
-        entry = entry.replace(key=_complete_key(entry.key, known), annotations=[])
+        entry = entry.replace(key=_complete_key(entry.key, known), annotations=[], confirmed="")
         key, name = entry.key, series_id(entry.key)
         plain = entry.replace(samples_ns=[])
         run, case, *others = _list_columns(entry)
         inserted = self._database.execute(
-            "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing",
+            "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '') on conflict do nothing",
             (*(run, case, name, entry.created, *others, entry.p50_ns, _encode(plain), _pack(entry.samples_ns)),),
         ).rowcount
         if inserted:
@@ -287,6 +317,7 @@ class HistoryStore:
                 ("program != ''", ()),
                 (_IS_GOOD, ()),
                 (f"{_IS_GOOD} and branch = ?", (self._baseline,)),
+                (f"{_IS_GOOD} and confirmed != ''", ()),
             )
             for (digest,) in self._database.execute(
                 f"select program from (select program, {_NEWEST} as rank from entries where {condition})"
@@ -296,14 +327,16 @@ class HistoryStore:
         }
         return used, kept
 
-    def _decode(self, document: Any, samples: Any) -> HistoryEntry:
+    def _decode(self, document: Any, samples: Any, confirmed: str) -> HistoryEntry:
         try:
             times = array.array("d", samples)
         except (ValueError, TypeError) as error:
             raise _damaged(self.folder, error) from error
         if sys.byteorder == "big":
             times.byteswap()
-        return self._load(document, HistoryEntry).replace(samples_ns=times.tolist())
+        if confirmed not in get_args(Confirmation):
+            raise _damaged(self.folder, ValueError(f"unknown confirmation {confirmed!r:.40}"))
+        return self._load(document, HistoryEntry).replace(samples_ns=times.tolist(), confirmed=confirmed)
 
     def _load(self, text: Any, kind: type[R]) -> R:
         """Convert JSON of the database to a record. The database may be from another user."""

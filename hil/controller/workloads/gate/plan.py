@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
-from hil.controller.records.history import HistoryEntry, SeriesKey
+from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.storage.history.store import HistoryStore, series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome
@@ -73,12 +73,25 @@ def _plan_case(
         return GateCase(new, usable[-1])
     points = [_make_point(entry, new) for entry in [*usable, new]]
     stored = [number for number, entry in enumerate(usable) if _is_good(entry) and store.program(entry.program)]
-    suspect = next(iter(find_suspects(points, min_effect=min_effect, anchor=stored[0] if stored else None)), None)
+    good, drift_checked = (_find_newest(usable, kinds) for kinds in (("measured", "drift", "accepted"), ("drift",)))
+    suspects = find_suspects(
+        points,
+        min_effect=min_effect,
+        good=good,
+        anchor=_find_newest(usable, ("accepted",)) or (stored[0] if stored else None),
+        drift_checked=drift_checked,
+    )
+    suspect = suspects[0] if suspects else None
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
     # The program of the compared run may be deleted, and a failed run proves nothing about the new one.
     choices = [number for number in stored if number <= wanted] or stored[:1]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
+
+
+def _find_newest(entries: Sequence[HistoryEntry], kinds: Sequence[Confirmation]) -> int | None:
+    """Return the number of the newest entry with one of these confirmations, or None."""
+    return max((number for number, entry in enumerate(entries) if entry.confirmed in kinds), default=None)
 
 
 def _is_good(entry: HistoryEntry) -> bool:

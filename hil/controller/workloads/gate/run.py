@@ -151,7 +151,10 @@ class _GateRun:
                     known=known.get(key, ()),
                     keep_round=functools.partial(rounds.append, key),
                 )
-                self._record.verdicts.append(judge_case(case, found))
+                verdict = judge_case(case, found)
+                if verdict.verdict in ("no change", "improved"):
+                    self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
+                self._record.verdicts.append(verdict)
                 self._save()
 
     def _save(self) -> None:

@@ -271,3 +271,26 @@ def test_entries_report_damaged_rows(store, document):
         database.execute("update entries set document = ?", (document,))
     with pytest.raises(StorageError, match="is damaged"):
         list(store.entries())
+
+
+def test_confirmed_and_accepted_entries_are_marked(store):
+    first, second, other = history_entry("r1"), history_entry("r2"), history_entry("r3", commit="ffff0000")
+    store.add([first, second, other])
+    store.confirm(second, "measured")
+    assert store.accept("ffff0000") == 1
+    assert [one.confirmed for one in store.entries()] == ["", "measured", "accepted"]
+    assert store.accept("r1:m") == 1
+    assert [one.confirmed for one in store.entries()] == ["accepted", "measured", "accepted"]
+    with pytest.raises(UsageError, match="no entry"):
+        store.accept("r9")
+
+
+def test_program_of_confirmed_entry_is_kept_above_quota(store, tmp_path):
+    sources = [program_source(tmp_path / str(n), bytes([n]) * MB) for n in range(5)]
+    entries = [
+        history_entry(f"r{n}", created=float(n + 1), program=source.record.digest) for n, source in enumerate(sources)
+    ]
+    store.add(entries[:2], sources[:2])
+    store.confirm(entries[0], "measured")
+    store.add(entries[2:], sources[2:])
+    assert [store.program(one.record.digest) is not None for one in sources] == [True, False, False, False, True]

@@ -78,6 +78,19 @@ def test_plan_compares_with_earlier_run_if_program_is_deleted(store: HistoryStor
     assert case.old is not None and case.old.run == "run-18"
 
 
+def test_missed_step_is_compared_with_last_confirmed_run(store: HistoryStore) -> None:
+    """The last run before is as slow as the new one, and no measurement confirmed it."""
+    missed = baseline_entries()[-1].replace(run="missed", created=60.0, p50_ns=110.0)
+    store.add([*baseline_entries(), missed])
+    store.confirm(baseline_entries()[-2], "measured")
+    store.add([new_entry(p50_ns=110.0)])
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert case.old is not None and case.old.run == "run-18"
+    store.confirm(missed, "accepted")
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert case.old is not None and case.old.run == "missed"
+
+
 def test_plan_lists_series_that_commit_did_not_measure(store: HistoryStore) -> None:
     store.add([*baseline_entries(), history_entry("other", "n", branch="main")])
     store.add([new_entry()])
