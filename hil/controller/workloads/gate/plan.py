@@ -55,7 +55,9 @@ def plan_gate(store: HistoryStore, *, baseline: str, commit: str, min_effect: fl
         entries = list(store.entries(series.id))
         measured = [entry for entry in entries if entry.source.commit.startswith(commit)]
         if measured:
-            plan.cases.append(_plan_case(store, entries, measured[-1], baseline, min_effect))
+            # A board error is judged only if the commit has no other measurement.
+            judged = [entry for entry in measured if entry.outcome not in BOARD_OUTCOMES] or measured
+            plan.cases.append(_plan_case(store, entries, judged[-1], baseline, min_effect))
         elif any(entry.source.branch == baseline for entry in entries):
             plan.unmeasured.append(series.key)
     return plan
@@ -65,8 +67,7 @@ def _plan_case(
     store: HistoryStore, entries: Sequence[HistoryEntry], new: HistoryEntry, baseline: str, min_effect: float
 ) -> GateCase:
     earlier = entries[: next(place for place, entry in enumerate(entries) if entry is new)]
-    usable = [entry for entry in earlier if entry.source.branch == baseline and entry.outcome in Outcome.__members__]
-    usable = [entry for entry in usable if entry.outcome not in BOARD_OUTCOMES]
+    usable = [entry for entry in earlier if _is_baseline(entry, baseline)]
     if not usable:
         return GateCase(new)
     if exit_code_for(new.outcome) and not _is_good(usable[-1]):
@@ -87,6 +88,17 @@ def _plan_case(
     choices = [number for number in stored if number <= wanted] or stored[:1]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
+
+
+def _is_baseline(entry: HistoryEntry, branch: str) -> bool:
+    """Return whether an entry measured the baseline branch, without uncommitted changes and without a board error."""
+    source, outcome = entry.source, entry.outcome
+    return (
+        source.branch == branch
+        and not source.dirty
+        and outcome in Outcome.__members__
+        and outcome not in BOARD_OUTCOMES
+    )
 
 
 def _find_newest(entries: Sequence[HistoryEntry], kinds: Sequence[Confirmation]) -> int | None:

@@ -78,6 +78,19 @@ def test_plan_compares_with_earlier_run_if_program_is_deleted(store: HistoryStor
     assert case.old is not None and case.old.run == "run-18"
 
 
+def test_plan_prefers_measurement_without_board_error(store: HistoryStore) -> None:
+    store.add([*baseline_entries(), new_entry(), new_entry(outcome="BOARD_LOST").replace(run="newer", created=100.0)])
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert case.new.run == "new"
+
+
+def test_uncommitted_changes_are_no_baseline(store: HistoryStore) -> None:
+    entry = history_entry("dirty", created=50.0, p50_ns=300.0)
+    dirty = entry.replace(source=entry.source.replace(dirty=True))
+    case = planned(store, new_entry(), [*baseline_entries(), dirty])
+    assert case.old is not None and case.old.run == "run-19"
+
+
 def test_missed_step_is_compared_with_last_confirmed_run(store: HistoryStore) -> None:
     """The last run before is as slow as the new one, and no measurement confirmed it."""
     missed = baseline_entries()[-1].replace(run="missed", created=60.0, p50_ns=110.0)
