@@ -44,6 +44,7 @@ Number = Annotated[
     float | Literal["inf", "-inf", "nan"] | None, note("a number; infinity and NaN are strings, which JSON lacks")
 ]
 Count = Annotated[int, Meta(ge=0)]
+Samples = Annotated[list[int], note("a time per iteration, in nanoseconds", max_length=10_000)]
 # Later times than the year 9999 cannot be formatted.
 Timestamp = Annotated[float, note("seconds since the epoch", ge=0, lt=253_402_300_800)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from hil.controller.records.base import Count, Record, make_record, note
+from hil.controller.records.base import Count, Record, Samples, make_record, note
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import (
     DType,
@@ -23,7 +23,6 @@ from hil.core.results import Outcome, Relation
 Digest = Annotated[str, Meta(pattern="^(blake3|sha256):[0-9a-f]{64}$")]
 CachedStage = Literal["import", "compile", "refer"]
 Seconds = Annotated[float, Meta(ge=0)] | None
-Samples = Annotated[list[int], Meta(max_length=10_000)]
 
 
 class StoredSpec(Record, kw_only=True):

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from hil.controller.records.base import Count, Record, Timestamp, make_record, note
+from hil.controller.records.base import Count, Record, Samples, Timestamp, make_record, note
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
-from hil.controller.records.run import Samples
 
 
 class SuiteModelFile(Record, kw_only=True):

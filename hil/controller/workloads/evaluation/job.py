@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.analysis.evaluation.metrics import Metric, SampleScore, choose_metric
+from hil.controller.analysis.evaluation.metric_choice import choose_metric
+from hil.controller.analysis.evaluation.metrics import Metric, SampleScore
 from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
 from hil.controller.models.inputs import make_inputs, with_sizes_of
 from hil.controller.pipeline.board_pool import BoardPool

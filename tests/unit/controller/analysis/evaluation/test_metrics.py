@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hil.controller.analysis.evaluation.detection import measure_iou
-from hil.controller.analysis.evaluation.metrics import Metric, choose_metric, count_edits
+from hil.controller.analysis.evaluation.metric_choice import choose_metric
+from hil.controller.analysis.evaluation.metrics import Metric, count_edits
 from hil.errors import UsageError
 
 NAN = float("nan")

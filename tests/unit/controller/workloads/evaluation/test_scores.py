@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hil.controller.analysis.evaluation.metrics import choose_metric
+from hil.controller.analysis.evaluation.metric_choice import choose_metric
 from hil.controller.records.base import make_record
 from hil.controller.records.evaluation import EvaluatedSample, SampleSide
 from hil.controller.workloads.evaluation.scores import allow_drop, compute_scores, judge_scores
