@@ -16,6 +16,7 @@ GateVerdictName = Literal[
 ]
 # Most serious first.
 GATE_VERDICTS: tuple[GateVerdictName, ...] = get_args(GateVerdictName)
+TrialOutcome = Literal["good", "bad", "skipped"]
 
 
 class GateSide(Record, kw_only=True):
@@ -31,6 +32,44 @@ class GateSide(Record, kw_only=True):
     program: Annotated[str, note("digest of the program, or empty")]
     again: Annotated[str, note("outcome when the gate ran the program again; empty if it did not")] = ""
     again_p50_ns: Annotated[float | None, note("median of the new measurement; null without one")] = None
+
+
+class BlamedCommit(Record, kw_only=True):
+    """A commit that may be the cause."""
+
+    commit: str
+    subject: Annotated[str, note("first line of the commit message")] = ""
+
+
+class TriedCommit(Record, kw_only=True):
+    """A commit that `hil gate --bisect` tested."""
+
+    commit: str
+    outcome: Annotated[TrialOutcome, note("`skipped` if the commit cannot be tested, or the result is not clear")]
+    reason: str
+    is_board_error: Annotated[bool, note("true if the commit was skipped because of the board")] = False
+    board_s: Annotated[float, note("duration of the test without the build, in seconds", ge=0)] = 0.0
+
+
+class CommitTrial(Record, kw_only=True):
+    """Test of a commit for a series: a line of bisect.jsonl."""
+
+    series: Annotated[str, note("ID of the series in the history")]
+    run: Annotated[str, note("run of the judged measurement")]
+    tried: TriedCommit
+
+
+class GateCause(Record, kw_only=True):
+    """Result of `hil gate --bisect` for a series."""
+
+    good: Annotated[str, note("commit before the searched commits, or empty")] = ""
+    commits: Annotated[Count, note("number of searched commits")] = 0
+    candidates: Annotated[
+        list[BlamedCommit],
+        note("the first bad commit; several, oldest first, if skipped commits hide it; empty if not found"),
+    ] = []
+    reason: Annotated[str, note("why the first bad commit is not known; empty if it is")] = ""
+    tried: Annotated[list[TriedCommit], note("in the order of the tests")] = []
 
 
 class GateVerdict(Record, kw_only=True):
@@ -51,6 +90,7 @@ class GateVerdict(Record, kw_only=True):
     rounds_needed: Annotated[Count, note("estimated further rounds until a verdict; 0 if decided")] = 0
     board_s: Annotated[float, note("time that the gate used the board, in seconds", ge=0)] = 0.0
     changes: Annotated[list[str], note("differences between the tools and boards of both measurements")] = []
+    cause: Annotated[GateCause | None, note("null if no commit was searched")] = None
 
 
 class GateRecord(Record, kw_only=True):
@@ -58,7 +98,7 @@ class GateRecord(Record, kw_only=True):
 
     schema: Literal[1]
     id: str
-    folder: Annotated[str, note("directory of gate.json and rounds.csv")]
+    folder: Annotated[str, note("directory of gate.json, rounds.csv, bisect.jsonl and logs of builds")]
     created: Timestamp
     origin: Origin | None = None
     finished: Annotated[bool, note("false if the gate still runs, was killed, or was interrupted with Ctrl-C")]
@@ -68,6 +108,7 @@ class GateRecord(Record, kw_only=True):
     min_effect: Annotated[float, note("the smallest relative change that must be found")]
     budget_s: Annotated[float, note("maximum board time, in seconds"), Meta(ge=0)]
     fail_on: Annotated[list[str], note("verdicts with exit code 1")]
+    bisect: Annotated[str | None, note("build command of --bisect; null without the option")] = None
     unmeasured: Annotated[list[SeriesKey], note("series of the baseline that this commit did not measure")]
     verdicts: Annotated[list[GateVerdict], note("most serious first")]
     exit_code: int

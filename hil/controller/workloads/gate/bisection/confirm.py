@@ -1,0 +1,115 @@
+"""Decide whether a commit's program gives wrong answers, on a board that may spoil any run.
+
+A wrong program never passes, so a single pass proves that a commit is good. A single failure proves nothing: the board
+may have caused it. Failures must repeat until board faults are an unlikely cause, given the share of runs that they
+spoiled so far. After each failure, the good program runs for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hil.controller.records.gate import TrialOutcome
+from hil.core.results import BOARD_OUTCOMES, Outcome
+
+# Skip a commit after this many board errors without a complete run between them.
+BOARD_ERRORS_MOST = 5
+# Skip a commit after this many failures of another kind than the one that is searched.
+OTHER_FAILURES_MOST = 5
+# Skip a commit without a result after this many runs.
+_RUNS_MOST = 30
+_FAILURES_LEAST = 2
+# Largest probability that board faults alone caused all failures.
+_CHANCE = 0.001
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """Result of a single run.
+
+    Attributes:
+        is_from_host: whether the case ended before the board was used. Such a result does not depend on the board.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    is_from_host: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of a commit's test.
+
+    Attributes:
+        is_board_error: whether the commit was skipped because of the board.
+    """
+
+    outcome: TrialOutcome
+    reason: str
+    is_board_error: bool = False
+
+
+@dataclass
+class FaultRate:
+    """Share of runs that the board spoiled."""
+
+    runs: int = 0
+    faults: int = 0
+
+    def add(self, *, faults: int = 0, runs: int = 1) -> None:
+        """Count runs with known correct results, and how many of them the board spoiled."""
+        self.runs += runs
+        self.faults += faults
+
+    def excludes_faults(self, failures: int) -> bool:
+        """Return whether board faults are an unlikely cause of this many failures in a row.
+
+        The share has a uniform prior (Laplace's rule of succession).
+        """
+        share = (self.faults + 1) / (self.runs + 2)
+        return failures >= _FAILURES_LEAST and share**failures < _CHANCE
+
+
+def decide_answers(
+    run: Callable[[], ProgramAnswer],
+    run_good: Callable[[], ProgramAnswer] | None,
+    *,
+    is_searched: Callable[[Outcome], bool],
+    rate: FaultRate,
+) -> Trial:
+    """Run a commit's program until it passes, or until it is certain that it fails.
+
+    Args:
+        run: runs the program once.
+        run_good: runs a program that passed before; None without one.
+        is_searched: whether an outcome is the failure whose cause is searched. Commits that fail otherwise are skipped.
+        rate: updated with the runs.
+    """
+    failures, others, errors = 0, 0, 0
+    for _ in range(_RUNS_MOST):
+        answer = run()
+        if answer.outcome in BOARD_OUTCOMES:
+            rate.add(faults=1)
+            errors += 1
+            if errors >= BOARD_ERRORS_MOST:
+                return Trial("skipped", f"{answer.outcome.value} {errors} times: {answer.reason}", True)
+            continue
+        errors = 0
+        if answer.outcome.exit_code == 0:
+            rate.add(faults=failures + others, runs=failures + others + 1)
+            return Trial("good", answer.outcome.value)
+        text = f"{answer.outcome.value}: {answer.reason}"
+        if not is_searched(answer.outcome):
+            others += 1
+            if answer.is_from_host or others >= OTHER_FAILURES_MOST:
+                return Trial("skipped", text)
+            continue
+        if answer.is_from_host:
+            return Trial("bad", text)
+        failures, others = failures + 1, 0
+        if run_good is not None:
+            rate.add(faults=int(run_good().outcome.exit_code != 0))
+        if rate.excludes_faults(failures):
+            return Trial("bad", f"{text} ({failures} runs)")
+    return Trial("skipped", f"no clear answer after {_RUNS_MOST} runs: {failures} failed", True)

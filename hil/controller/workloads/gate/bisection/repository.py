@@ -1,0 +1,218 @@
+"""Check out commits of a git repository in a temporary worktree, and build them there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.controller.records.gate import BlamedCommit
+from hil.controller.storage.runs import storing
+from hil.controller.storage.screen.texts import line
+from hil.core.files import read_end
+from hil.core.processes import exit_text, signal_group
+from hil.core.scratch import temporary_folder
+from hil.errors import UsageError
+
+# Environment of build commands: the tested commit.
+COMMIT_VARIABLE = "HIL_COMMIT"
+_GIT_S = 600.0
+_LOG_BYTES = 2000
+# Variables that would make git, called in the worktree, change another tree: see `git rev-parse --local-env-vars`.
+_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
+# Hooks of the repository must not run for temporary checkouts.
+_GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false", "-c", "advice.detachedHead=false")
+_KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
+
+
+@dataclass(frozen=True)
+class GitRepository:
+    """A repository.
+
+    Attributes:
+        root: top directory of the user's work tree, which is never changed.
+        here: directory that the paths of stored runs are relative to.
+    """
+
+    root: Path
+    here: Path
+
+    @classmethod
+    def find(cls, here: Path) -> GitRepository:
+        """Return the repository that contains a directory. Raises UsageError if there is none."""
+        here = here.resolve()
+        hint = "run hil gate --bisect in the work tree of the repository"
+        return cls(Path(_call_git(here, "rev-parse", "--show-toplevel", hint=hint).rstrip("\n")).resolve(), here)
+
+    def list_commits(self, good: str, bad: str) -> list[BlamedCommit]:
+        """Return the commits to search, oldest first: the parent of the first, and those that only ``bad`` has.
+
+        The parent is ``good`` if this is an ancestor of ``bad``, and otherwise the point where both branches separate.
+
+        Raises:
+            UsageError: a commit is not in the repository, or ``good`` contains ``bad``.
+        """
+        ends = [self._resolve(commit) for commit in (good, bad)]
+        words = ("log", "--first-parent", "--reverse", "-z", "--format=%H %P%n%s", f"{ends[0]}..{ends[1]}", "--")
+        rows = [row.partition("\n") for row in _call_git(self.root, *words).split("\0") if row]
+        if not rows:
+            raise UsageError(f"commit {ends[0][:9]} contains {ends[1][:9]}, so there are no commits to search")
+        parents = rows[0][0].split()[1:]
+        if not parents:
+            raise UsageError(f"commits {ends[0][:9]} and {ends[1][:9]} have no common ancestor in this clone")
+        subject = _call_git(self.root, "log", "-1", "--format=%s", parents[0], "--").rstrip("\n")
+        found = [(parents[0], subject), *((head.split()[0], text) for head, _, text in rows)]
+        return [BlamedCommit(commit=commit, subject=line(text)) for commit, text in found]
+
+    def list_ancestors(self, commit: str) -> frozenset[str] | None:
+        """Return a commit with its ancestors, or None if the clone does not have them all.
+
+        Raises:
+            UsageError: the commit is not in the repository.
+        """
+        if _call_git(self.root, "rev-parse", "--is-shallow-repository").strip() != "false":
+            return None
+        return frozenset(_call_git(self.root, "rev-list", self._resolve(commit), "--").split())
+
+    def is_tracked(self, path: Path) -> bool:
+        """Return whether the user's work tree tracks a file."""
+        return bool(_call_git(self.root, "ls-files", "-z", "--", f":(literal){path}"))
+
+    @contextlib.contextmanager
+    def open_worktree(self) -> Iterator[CommitTree]:
+        """Yield a temporary worktree, and remove it at the end."""
+        with temporary_folder("gate-") as folder:
+            _call_git(self.root, "worktree", "prune")  # of killed processes, whose directories are removed now
+            place = Path(folder) / self.root.name
+            try:
+                yield CommitTree(self, place)
+            finally:
+                with contextlib.suppress(UsageError):
+                    _call_git(self.root, "worktree", "remove", "--force", "--force", str(place))
+        with contextlib.suppress(UsageError):
+            _call_git(self.root, "worktree", "prune")
+
+    def _resolve(self, commit: str) -> str:
+        """Return the full name of a commit. The text is from a record, and must not become an option."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+        try:
+            lines = _call_git(self.root, *words).split()
+        except UsageError:
+            lines = []
+        if not commit or not lines:
+            raise UsageError(
+                f"commit {commit[:40]!r} is not in {self.root}", hint="fetch the whole history: git fetch --unshallow"
+            )
+        return lines[-1]
+
+
+@dataclass(frozen=True)
+class CommitTree:
+    """A temporary worktree for the commits of a repository."""
+
+    repository: GitRepository
+    folder: Path
+
+    def check_out(self, commit: str) -> None:
+        """Check out a commit, and delete all other files. Raises UsageError if git fails."""
+        if self.folder.exists():
+            _call_git(self.folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
+            _call_git(self.folder, "clean", "-ffdxq")
+        else:
+            words = ("worktree", "add", "--quiet", "--force", "--detach", str(self.folder), commit)
+            _call_git(self.repository.root, *words)
+
+    def build(self, command: str, commit: str, *, timeout_s: float, log: Path) -> str:
+        """Run the build command with the user's shell in the worktree. Return the reason of a failure, or "".
+
+        Args:
+            log: file for the output.
+        """
+        environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+        with storing(log.parent), log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                shell=True,
+                cwd=self.folder,
+                env={**environment, COMMIT_VARIABLE: commit},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return f"the build exceeded {timeout_s:g} s and was stopped; see {log}"
+            finally:
+                # A build may leave processes, and Ctrl-C does not reach another session.
+                signal_group(process.pid)
+                process.wait()
+        if not code:
+            return ""
+        lines = read_end(log, _LOG_BYTES).strip().splitlines()
+        last = f": {line(lines[-1])}" if lines else ""
+        return f"the build {exit_text(code)}{last}; see {log}"
+
+    def find_model(self, name: str) -> Path:
+        """Return a model's path in the worktree.
+
+        Args:
+            name: path relative to the repository, from a record.
+
+        Raises:
+            UsageError: the commit has no such file.
+        """
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts or not (self.folder / path).exists():
+            raise UsageError(f"{name} is missing in the commit")
+        return self.folder / path
+
+    def locate_tensor(self, text: str) -> str:
+        """Return the text of ``--input`` or ``--expected`` for the worktree.
+
+        Tracked files are those of the commit. Other files exist only in the user's work tree.
+
+        Raises:
+            UsageError: the commit does not have a tracked file.
+        """
+        found = _KEYED.fullmatch(text)
+        body, key = (found[1], found[2]) if found else (text, "")
+        for start in (0, *(spot.end() for spot in re.finditer("[=@]", body))):
+            path = Path(os.path.normpath(self.repository.here / body[start:]))
+            if not body[start:]:
+                continue
+            if path.is_relative_to(self.repository.root):
+                own = path.relative_to(self.repository.root)
+                if (self.folder / own).is_file():
+                    return f"{body[:start]}{self.folder / own}{key}"
+                if path.is_file() and self.repository.is_tracked(own):
+                    raise UsageError(f"{own} is missing in the commit")
+            if path.is_file():
+                return f"{body[:start]}{path}{key}"
+        return text
+
+
+def _call_git(folder: Path, *words: str, hint: str = "") -> str:
+    """Return the output of a git command. Raises UsageError if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    try:
+        found = subprocess.run(
+            [*_GIT, *words],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UsageError(f"cannot call git: {error}", hint=hint) from error
+    if found.returncode:
+        lines = found.stderr.decode(errors="replace").strip().splitlines() or [exit_text(found.returncode)]
+        raise UsageError(f"git {words[0]} failed: {line(lines[-1])}", hint=hint)
+    return found.stdout.decode(errors="replace")

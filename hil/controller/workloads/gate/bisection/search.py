@@ -1,0 +1,68 @@
+"""Search the first bad commit of a range, with commits that cannot be tested: pure functions of the results."""
+
+from __future__ import annotations
+
+from hil.controller.records.gate import TrialOutcome
+
+
+class CommitSearch:
+    """Binary search over commits, oldest first. The first commit should be good, and the last bad.
+
+    Both ends are tested first, because a clean build may differ from the stored measurements::
+
+        search = CommitSearch(len(commits))
+        while (position := search.choose_next()) is not None:
+            search.add(position, test(commits[position]))
+        search.candidates  # the first bad commit, or several if skipped commits hide it
+
+    Args:
+        count: number of commits, at least 2.
+        needs_good: whether the first commit must pass a test. Otherwise it is good unless a test fails.
+    """
+
+    def __init__(self, count: int, *, needs_good: bool = False) -> None:
+        if count < 2:
+            raise ValueError(f"expected at least 2 commits, got {count}")
+        self._count = count
+        self._needs_good = needs_good
+        self._outcomes: dict[int, TrialOutcome] = {}
+
+    def add(self, position: int, outcome: TrialOutcome) -> None:
+        """Add the result of a commit's test."""
+        self._outcomes[position] = outcome
+
+    def forget(self, position: int) -> None:
+        """Forget the result of a commit's test, so that the commit can be tested again."""
+        self._outcomes.pop(position, None)
+
+    def choose_next(self) -> int | None:
+        """Return the position of the commit to test next, or None at the end of the search."""
+        for end in (self._count - 1, 0):
+            if end not in self._outcomes:
+                return end
+            if self.problem_at(end):
+                return None
+        low, high = self._find_bounds()
+        untested = [place for place in range(low + 1, high) if place not in self._outcomes]
+        return min(untested, key=lambda place: abs(2 * place - low - high), default=None)
+
+    def problem_at(self, end: int) -> TrialOutcome | None:
+        """Return the result of a tested end of the range if the search cannot continue with it."""
+        found = self._outcomes.get(end)
+        if end:
+            return found if found != "bad" else None
+        return found if found == "bad" or (found == "skipped" and self._needs_good) else None
+
+    @property
+    def candidates(self) -> range:
+        """Positions that may be the first bad commit. Empty if an end of the range differs from its measurement."""
+        if self.problem_at(self._count - 1) or self.problem_at(0):
+            return range(0)
+        low, high = self._find_bounds()
+        return range(low + 1, high + 1)
+
+    def _find_bounds(self) -> tuple[int, int]:
+        """Return the positions of the first bad commit, and of the last good commit before it."""
+        high = min((place for place, found in self._outcomes.items() if found == "bad"), default=self._count - 1)
+        good = (place for place, found in self._outcomes.items() if found == "good" and place < high)
+        return max(good, default=0), high

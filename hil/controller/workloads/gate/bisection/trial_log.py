@@ -1,0 +1,45 @@
+"""Store tests of commits as lines of bisect.jsonl, so that an interrupted gate continues."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from hil.controller.records.base import make_record
+from hil.controller.records.gate import CommitTrial
+from hil.controller.storage.runs import storing
+from hil.core.bounded_json import parse_json
+from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.errors import UsageError
+
+TRIALS = "bisect.jsonl"
+
+
+class TrialLog:
+    """The file of a gate's tests.
+
+    Attributes:
+        trials: stored tests, oldest first.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / TRIALS
+        data = read_file(self._path, MAX_TEXT_BYTES) if self._path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):  # the process was killed while it wrote the last line
+            with storing(folder):
+                os.truncate(self._path, len(whole))
+        try:
+            self.trials = [make_record(parse_json(line), CommitTrial) for line in whole.splitlines()]
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{self._path} is damaged: {error}") from error
+
+    def append(self, trial: CommitTrial) -> None:
+        """Append a test. After the return, the test survives a crash of this process."""
+        with storing(self._path.parent), self._path.open("ab") as file:
+            file.write(json.dumps(trial.to_json(), allow_nan=False).encode() + b"\n")
+        self.trials.append(trial)

@@ -1,0 +1,190 @@
+"""Searches of several suspects together: shared builds, boards that fail, and interrupted gates."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.histories import history_entry
+
+from hil.controller.records.base import make_record
+from hil.controller.records.gate import BlamedCommit, GateCause, GateVerdict
+from hil.controller.workloads.gate.bisection import run as bisection_run
+from hil.controller.workloads.gate.bisection.confirm import FaultRate, ProgramAnswer, Trial, decide_answers
+from hil.controller.workloads.gate.bisection.run import CommitBisector
+from hil.controller.workloads.gate.plan import GateCase
+from hil.controller.workloads.gate.rounds import RoundsFile
+from hil.core.results import Outcome
+from hil.errors import UsageError
+
+COMMITS = [BlamedCommit(commit=f"{number:040x}", subject=f"commit {number}") for number in range(16)]
+# Returns the result of a test, given the case and the commit's number.
+CommitTest = Callable[[str, int], Trial]
+
+
+class FakeRepository:
+    """Repository with the commits of :data:`COMMITS`. Its trees count builds."""
+
+    def __init__(self, unbuilt: frozenset[int] = frozenset()) -> None:
+        self.unbuilt, self.builds, self.now = unbuilt, [], 0
+
+    def list_commits(self, good: str, bad: str) -> list[BlamedCommit]:
+        return COMMITS
+
+    @contextlib.contextmanager
+    def open_worktree(self) -> Iterator[FakeRepository]:
+        yield self
+
+    def check_out(self, commit: str) -> None:
+        self.now = int(commit, 16)
+
+    def build(self, command: str, commit: str, *, timeout_s: float, log: Path) -> str:
+        self.builds.append(self.now)
+        return "the build ended with exit code 1" if self.now in self.unbuilt else ""
+
+
+def make_suspect(case: str) -> tuple[GateCase, GateVerdict]:
+    old, new = history_entry("r1", case, commit=COMMITS[0].commit), history_entry("r2", case, commit=COMMITS[-1].commit)
+    found = GateCase(new, old)
+    side = {"commit": "", "run": "r2", "outcome": "FAIL", "reason": "", "p50_ns": None}
+    side |= {"compiler": "", "runtime": "", "program": ""}
+    verdict = {"series": found.series, "key": new.key.to_json(), "verdict": "broken", "reason": "", "suspect": ""}
+    return found, make_record({**verdict, "new": side, "old": None}, GateVerdict)
+
+
+@pytest.fixture
+def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, GateCause]]:
+    """Run a bisector with fake tests of commits. Returns the cause of each case."""
+
+    def run(repository: FakeRepository, test: CommitTest, *names: str) -> Mapping[str, GateCause]:
+        def make_tester(measurer: Any, case: GateCase, verdict: GateVerdict, budget_s: float) -> Any:
+            def call(*_: Any, **__: Any) -> Trial:
+                return test(case.new.case, repository.now)
+
+            return SimpleNamespace(case=case, verdict=verdict, decisions=[], test=call)
+
+        monkeypatch.setattr(bisection_run, "CommitTester", make_tester)
+        screen = SimpleNamespace(**dict.fromkeys(("begin", "stage", "end", "note"), lambda *_: None))
+        suspects = [make_suspect(name) for name in names]
+        fakes: dict[str, Any] = {"repository": repository, "measurer": SimpleNamespace(screen=screen)}
+        CommitBisector(
+            **fakes,
+            command="make",
+            build_timeout_s=1,
+            folder=tmp_path,
+            budget_s=1,
+            rounds=RoundsFile(tmp_path),
+        ).run(suspects, lambda: None)
+        return {case.new.case: verdict.cause for case, verdict in suspects if verdict.cause is not None}
+
+    return run
+
+
+def fail_from(**first_bad: int) -> CommitTest:
+    return lambda case, number: Trial("bad" if number >= first_bad[case] else "good", "")
+
+
+def list_subjects(cause: GateCause) -> list[str]:
+    return [one.subject for one in cause.candidates]
+
+
+def test_suspects_share_builds(bisect) -> None:
+    repository = FakeRepository()
+    found = bisect(repository, fail_from(a=5, b=5), "a", "b")
+    assert [list_subjects(cause) for cause in found.values()] == [["commit 5"]] * 2
+    assert len(repository.builds) == len(set(repository.builds)) <= 6
+    assert (found["a"].commits, len(found["a"].tried), found["a"].reason) == (15, len(repository.builds), "")
+
+
+def test_suspects_have_separate_causes(bisect) -> None:
+    found = bisect(FakeRepository(), fail_from(a=3, b=12), "a", "b")
+    assert [list_subjects(cause) for cause in found.values()] == [["commit 3"], ["commit 12"]]
+
+
+def test_commits_that_do_not_build_remain_candidates(bisect) -> None:
+    found = bisect(FakeRepository(frozenset({6, 7})), fail_from(a=7), "a")
+    assert list_subjects(found["a"]) == ["commit 6", "commit 7", "commit 8"]
+    assert found["a"].reason == "2 commits could not be tested"
+
+
+def test_commit_spoiled_by_board_is_tested_again(bisect) -> None:
+    spoiled = {6, 7}
+
+    def test(case: str, number: int) -> Trial:
+        if number in spoiled:
+            spoiled.remove(number)
+            return Trial("skipped", "lost", True)
+        return fail_from(a=7)(case, number)
+
+    assert list_subjects(bisect(FakeRepository(), test, "a")["a"]) == ["commit 7"]
+
+
+def test_search_ends_if_board_stays_away(bisect) -> None:
+    found = bisect(FakeRepository(), lambda case, number: Trial("skipped", "lost", True), "a")
+    assert list_subjects(found["a"]) == []
+    assert "cannot be tested: lost" in found["a"].reason
+    assert len(found["a"].tried) == 2
+
+
+def test_judged_commit_that_passes_blames_nothing(bisect) -> None:
+    found = bisect(FakeRepository(), fail_from(a=16), "a")
+    assert list_subjects(found["a"]) == []
+    assert "is good in a clean checkout" in found["a"].reason
+
+
+def test_interrupted_search_repeats_no_test(bisect) -> None:
+    left = iter(range(3))
+
+    def interrupted(case: str, number: int) -> Trial:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return fail_from(a=9)(case, number)
+
+    first, second = FakeRepository(), FakeRepository()
+    with pytest.raises(KeyboardInterrupt):
+        bisect(first, interrupted, "a")
+    found = bisect(second, fail_from(a=9), "a")
+    assert list_subjects(found["a"]) == ["commit 9"]
+    assert not set(first.builds[:3]) & set(second.builds)
+    assert len(found["a"].tried) == 3 + len(second.builds)
+
+
+def test_unknown_commit_becomes_reason(bisect, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = FakeRepository()
+
+    def refuse(good: str, bad: str) -> list[BlamedCommit]:
+        raise UsageError("commit 'x' is not in /r")
+
+    monkeypatch.setattr(repository, "list_commits", refuse)
+    assert bisect(repository, fail_from(a=1), "a")["a"].reason == "commit 'x' is not in /r"
+
+
+def test_damaged_log_of_trials_is_refused(bisect, tmp_path: Path) -> None:
+    (tmp_path / "bisect.jsonl").write_text('{"series": 1}\n')
+    with pytest.raises(UsageError, match=r"bisect\.jsonl is damaged"):
+        bisect(FakeRepository(), fail_from(a=1), "a")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bisect_names_commit_if_board_spoils_30_percent(bisect, seed: int) -> None:
+    draw = random.Random(seed)
+    first_bad, rate = draw.randrange(1, 16), FaultRate()
+    faults = (Outcome.FAIL, Outcome.RUN_CRASH, Outcome.BOARD_LOST)
+
+    def run(outcome: Outcome) -> ProgramAnswer:
+        return ProgramAnswer(draw.choice(faults) if draw.random() < 0.3 else outcome)
+
+    def test(case: str, number: int) -> Trial:
+        return decide_answers(
+            lambda: run(Outcome.FAIL if number >= first_bad else Outcome.PASS),
+            lambda: run(Outcome.PASS),
+            is_searched=lambda outcome: outcome is Outcome.FAIL,
+            rate=rate,
+        )
+
+    assert list_subjects(bisect(FakeRepository(), test, "a")["a"]) == [f"commit {first_bad}"]
