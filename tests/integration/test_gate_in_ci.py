@@ -23,8 +23,11 @@ MEASURE = (
 )
 # Records its arguments and the file that it sends.
 RECORDER = """#!/bin/sh
-printf '%s\\n' "$@" > "$RECORDED/arguments"
-cp hil-gate.md "$RECORDED/comment.md"
+printf '%s\\n' "$@" >> "$RECORDED/arguments"
+case "$*" in
+*--paginate*) cat "$RECORDED/comments" ;;
+*) cp hil-gate-comment.md "$RECORDED/comment.md" 2>/dev/null || cp hil-gate.md "$RECORDED/comment.md" ;;
+esac
 """
 
 
@@ -44,6 +47,7 @@ class Runner:
         self.recorded = folder / "recorded"
         for made in (self.folder, self.recorded, folder / "bin"):
             made.mkdir()
+        (self.recorded / "comments").touch()
         hil = f'#!/bin/sh\nexec "{sys.executable}" -m hil.controller.cli.main "$@"\n'
         for name, text in {"hil": hil, "gh": RECORDER, "curl": RECORDER}.items():
             (folder / "bin" / name).write_text(text)
@@ -95,11 +99,17 @@ def run_action(runner: Runner, measure: str) -> tuple[list[subprocess.CompletedP
     """Run the action's steps, except the installation. Return the ended steps and the summary."""
     output, summary = runner.recorded / "output", runner.recorded / "summary"
     values = {f"inputs.{name}": str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
-    values |= {"inputs.measure": measure, "inputs.token": "secret", "github.event.pull_request.number": "17"}
+    values |= {
+        "inputs.measure": measure,
+        "inputs.token": "secret",
+        "inputs.name": "gate",
+        "github.event.pull_request.number": "17",
+    }
     done = []
     for step in ACTION["runs"]["steps"][1:]:
         variables = {name: fill_in(text, values) for name, text in step.get("env", {}).items()}
         files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_ACTIONS": "true"}
+        files["GITHUB_REPOSITORY"] = "ada/models"
         done.append(runner.run(step["run"], **variables, **files))
         if step.get("id") == "gate":
             name, _, value = output.read_text().strip().partition("=")
@@ -112,11 +122,10 @@ def test_action_fails_comments_and_annotates_broken_model(runner: Runner) -> Non
     assert (measured.returncode, gate.returncode, comment.returncode) == (0, 0, 0), gate.stderr + comment.stderr
     assert result.returncode == 1, gate.stdout + gate.stderr
     assert "a measurement failed with 1" in measured.stdout
-    assert (runner.recorded / "arguments").read_text().split() == [
-        *("pr", "comment", "17", "--body-file", "hil-gate.md", "--edit-last", "--create-if-none"),
-    ]
+    *_, method, address, _, body = (runner.recorded / "arguments").read_text().split()
+    assert (method, address, body) == ("POST", "repos/ada/models/issues/17/comments", "body=@hil-gate-comment.md")
     posted = (runner.recorded / "comment.md").read_text()
-    assert posted == summary
+    assert posted == f"<!-- hil gate: gate -->\n{summary}"
     assert "**broken**" in posted
     (annotation,) = [line for line in gate.stdout.splitlines() if line.startswith("::error")]
     assert annotation.startswith("::error file=model.onnx,title=hil gate%3A broken::model on sim onnxruntime: FAIL")
@@ -129,6 +138,13 @@ def test_action_passes_unchanged_model(runner: Runner) -> None:
     assert [one.returncode for one in steps] == [0, 0, 0, 0]
     assert summary.startswith("### hil gate: passed\n")
     assert "::" not in steps[1].stdout
+
+
+def test_action_replaces_its_comment(runner: Runner) -> None:
+    (runner.recorded / "comments").write_text("41\n42\n")
+    run_action(runner, MEASURE)
+    *_, method, address, _, _ = (runner.recorded / "arguments").read_text().split()
+    assert (method, address) == ("PATCH", "repos/ada/models/issues/comments/42")
 
 
 def test_action_scripts_contain_no_expressions() -> None:
