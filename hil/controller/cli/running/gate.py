@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import typing
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
     """Parse --fail-on."""
     from hil.controller.records.gate import GATE_VERDICTS
+    from hil.controller.workloads.gate.run import UNMEASURED
 
+    known = (*GATE_VERDICTS, UNMEASURED)
     named = tuple(filter(None, (one.strip() for one in value.split(","))))
     for one in named:
-        if one not in typing.cast("tuple[str, ...]", GATE_VERDICTS):
-            hint = f"{did_you_mean(one, GATE_VERDICTS)}verdicts: {', '.join(GATE_VERDICTS)}"
-            raise UsageError(f"--fail-on: unknown verdict {one!r}", hint=hint)
+        if one not in known:
+            raise UsageError(
+                f"--fail-on: unknown verdict {one!r}",
+                hint=f"{did_you_mean(one, known)}verdicts: {', '.join(known)}",
+            )
     return named
 
 
@@ -51,7 +55,21 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     show_default=True,
     callback=seconds,
     metavar="S",
-    help="Maximum board time for all suspects together.",
+    help="Maximum board time for all suspects together, and for each commit of --bisect.",
+)
+@click.option(
+    "--bisect",
+    metavar="COMMAND",
+    help="Find the commit of each failure; COMMAND builds a commit in a temporary worktree ('' builds nothing).",
+)
+@click.option(
+    "--build-timeout",
+    "build_timeout_s",
+    default=1800.0,
+    show_default=True,
+    callback=seconds,
+    metavar="S",
+    help="Maximum duration of a build with --bisect.",
 )
 @click.option(
     "--history",
@@ -82,6 +100,10 @@ def gate(
     If the history shows a change, hil runs the baseline's program and the new one in turns on the same board, until the
     answer is clear or the board time is spent. Exit code: 0 without failures, 1 for verdicts of --fail-on, 4 if a board
     failed.
+
+    With --bisect, hil also finds the first bad commit of each broken or slower program. It checks out commits in a
+    temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits
+    that do not build or import, and runs that a board spoiled.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.pipeline.settings.project import find_history
@@ -92,7 +114,9 @@ def gate(
     from hil.controller.workloads.gate.run import GateJob, run_gate
 
     defaults = find_history(Path())
-    own = {name: settings.pop(name) for name in ("commit", "fail_on", "budget_s", "resume")}
+    own = {
+        name: settings.pop(name) for name in ("commit", "fail_on", "budget_s", "resume", "bisect", "build_timeout_s")
+    }
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * min_effect:g}: expected more than 0 and less than 100 percent")
@@ -125,5 +149,6 @@ def _print_gate(record: GateRecord) -> None:
                 click.echo(f"  {text}")
     click.echo(describe_total(record))
     if not record.finished:
-        click.echo(f"interrupted; continue with: hil gate --resume {record.id}")
+        again = "" if record.bisect is None else f" --bisect {shlex.quote(record.bisect)}"
+        click.echo(f"interrupted; continue with: hil gate --resume {record.id}{again}")
     click.echo(f"stored in {record.folder}")

@@ -9,7 +9,7 @@ from hil.controller.records.gate import GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.workloads.gate.plan import GateCase
-from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 
 # If both programs take this much longer or shorter than stored, the board does not work as it did.
 BOARD_CHANGE = 0.25
@@ -92,37 +92,50 @@ def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
     is_wrong = exit_code_for(new.outcome) != 0
     if old is None:
         return ("broken", f"{new.outcome}: {new.reason}") if is_wrong else ("new", "the baseline has no measurement")
+    is_same = bool(new.program) and new.program == old.program
     if is_wrong and exit_code_for(old.outcome) != 0:
-        return "no change", f"{new.outcome}, as {old.outcome} at {_name_run(old)}"
-    if is_wrong and new.program and new.program == old.program:
-        return "board fault", f"{new.outcome}: the same program passed at {_name_run(old)}"
+        return "no change", f"{new.outcome}, as at {_name_run(old)}"
+    if is_wrong and is_same:
+        cause: GateVerdictName = "toolchain" if _has_new_tools(case) else "board fault"
+        return cause, f"{new.outcome}: the same program passed at {_name_run(old)}"
     if is_wrong:
         return "broken", f"{new.outcome}: {new.reason}"
     if case.suspect is None:
         return "no change", "within the variation of the history"
-    if new.program and new.program == old.program:
+    if is_same and _has_new_tools(case) and case.suspect.direction == "slower":
+        # The old runtime is not available for a measurement.
+        return "toolchain", f"same program as {_name_run(old)}, slower by the stored times"
+    if is_same:
         return "no change", f"same program as {_name_run(old)}"
-    if case.suspect.kind == "outcome":
-        return "improved", f"{new.outcome}, was {old.outcome} at {_name_run(old)}"
     return "undecided", "the history does not have both programs"
 
 
 def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:
     """Return the verdict from a new measurement, and its reason."""
-    assert case.old is not None
+    old, new = case.old, case.new
+    assert old is not None and case.suspect is not None
+    failed_before = exit_code_for(new.outcome) != 0
     if again.error:
-        return ("board fault" if again.is_board_error else "undecided"), again.error
+        if again.is_board_error:
+            return "board fault", again.error
+        return (
+            ("broken", f"{new.outcome}; not run again: {again.error}") if failed_before else ("undecided", again.error)
+        )
     new_fails, old_fails = exit_code_for(again.new) != 0, exit_code_for(again.old) != 0
-    if new_fails and old_fails:
-        return "board fault", f"both programs fail now ({again.new}, {again.old}); {_name_run(case.old)} passed"
+    if new_fails and old_fails and not (again.new in WRONG and again.old not in WRONG):
+        return "board fault", f"both programs fail now ({again.new}, {again.old}); {_name_run(old)} passed"
     if new_fails:
-        checked = "cannot be checked" if again.old == Outcome.SKIP else "still passes"
-        return "broken", f"{again.new}; the program of {_name_run(case.old)} {checked}"
-    if exit_code_for(case.new.outcome) != 0:
-        return "undecided", f"{case.new.outcome} in {case.new.run}, but {again.new} now"
-    if again.decision is None:
-        return "improved", f"{again.new}; the program of {_name_run(case.old)} fails"
-    return _judge_times(case.old, again, again.decision)
+        checked = "still passes" if again.old == Outcome.PASS else f"cannot be checked ({again.old})"
+        return "broken", f"{again.new}; the program of {_name_run(old)} {checked}"
+    if failed_before:
+        return "undecided", f"{new.outcome} in {new.run}, but {again.new} now"
+    if old_fails:
+        return "undecided", f"{again.new}; the program of {_name_run(old)} passed and has {again.old} now"
+    assert again.decision is not None
+    verdict, reason = _judge_times(old, again, again.decision)
+    if case.suspect.direction == "fixed" and verdict == "no change":
+        return "improved", f"{again.new} again; {reason}"
+    return verdict, reason
 
 
 def _judge_times(old: HistoryEntry, again: Remeasurement, decision: Decision) -> tuple[GateVerdictName, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
@@ -11,6 +11,7 @@ from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.storage.history.store import HistoryStore, series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -43,62 +44,75 @@ class GatePlan:
     unmeasured: list[SeriesKey]
 
 
-def plan_gate(store: HistoryStore, *, baseline: str, commit: str, min_effect: float) -> GatePlan:
+def plan_gate(
+    store: HistoryStore, *, baseline: str, commit: str, min_effect: float, ancestors: Collection[str] | None = None
+) -> GatePlan:
     """Choose the measurements of a commit, and those of the baseline branch to compare with.
 
     Args:
         commit: commit or its first digits; "" judges the newest measurement of each series.
         min_effect: smallest relative change that must be found.
+        ancestors: the commit and its ancestors. The baseline is limited to them, so that a branch is not blamed for
+            what it does not contain, and another branch of the same name is no baseline. None if they are unknown.
+
+    Raises:
+        UsageError: the commit is ambiguous.
     """
     plan = GatePlan([], [])
+    commits: set[str] = set()
     for series in store.series():
         entries = list(store.entries(series.id))
         measured = [entry for entry in entries if entry.source.commit.startswith(commit)]
+        usable = [entry for entry in entries if _is_baseline(entry, baseline, ancestors)]
         if measured:
+            commits.update(entry.source.commit for entry in measured)
             # A board error is judged only if the commit has no other measurement.
             judged = [entry for entry in measured if entry.outcome not in BOARD_OUTCOMES] or measured
-            plan.cases.append(_plan_case(store, entries, judged[-1], baseline, min_effect))
-        elif any(entry.source.branch == baseline for entry in entries):
+            plan.cases.append(_plan_case(store, usable, judged[-1], min_effect))
+        elif usable:
             plan.unmeasured.append(series.key)
+    if commit and len(commits) > 1:
+        raise UsageError(f"ambiguous commit {commit!r}: {', '.join(sorted(commits))}", hint="give more digits")
     return plan
 
 
-def _plan_case(
-    store: HistoryStore, entries: Sequence[HistoryEntry], new: HistoryEntry, baseline: str, min_effect: float
-) -> GateCase:
-    earlier = entries[: next(place for place, entry in enumerate(entries) if entry is new)]
-    usable = [entry for entry in earlier if _is_baseline(entry, baseline)]
+def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: HistoryEntry, min_effect: float) -> GateCase:
+    usable = [entry for entry in baseline if entry.created < new.created and not _is_repetition(entry, new)]
     if not usable:
         return GateCase(new)
-    if exit_code_for(new.outcome) and not _is_good(usable[-1]):
+    if exit_code_for(new.outcome) and new.outcome == usable[-1].outcome:
         return GateCase(new, usable[-1])
     points = [_make_point(entry, new) for entry in [*usable, new]]
     stored = [number for number, entry in enumerate(usable) if _is_good(entry) and store.program(entry.program)]
-    good, drift_checked = (_find_newest(usable, kinds) for kinds in (("measured", "drift", "accepted"), ("drift",)))
+    good, drift_checked, accepted = (
+        _find_newest(usable, kinds) for kinds in (("measured", "drift", "accepted"), ("drift",), ("accepted",))
+    )
     suspects = find_suspects(
         points,
         min_effect=min_effect,
         good=good,
-        anchor=_find_newest(usable, ("accepted",)) or (stored[0] if stored else None),
+        anchor=accepted if accepted is not None else next(iter(stored), None),
         drift_checked=drift_checked,
     )
     suspect = suspects[0] if suspects else None
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
     # The program of the compared run may be deleted, and a failed run proves nothing about the new one.
-    choices = [number for number in stored if number <= wanted] or stored[:1]
+    choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
 
 
-def _is_baseline(entry: HistoryEntry, branch: str) -> bool:
+def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:
+    """Return whether an entry is another measurement of the judged commit with the same tools."""
+    return bool(new.source.commit) and (entry.source.commit, entry.tools) == (new.source.commit, new.tools)
+
+
+def _is_baseline(entry: HistoryEntry, branch: str, ancestors: Collection[str] | None) -> bool:
     """Return whether an entry measured the baseline branch, without uncommitted changes and without a board error."""
     source, outcome = entry.source, entry.outcome
-    return (
-        source.branch == branch
-        and not source.dirty
-        and outcome in Outcome.__members__
-        and outcome not in BOARD_OUTCOMES
-    )
+    if source.branch != branch or source.dirty or outcome not in Outcome.__members__ or outcome in BOARD_OUTCOMES:
+        return False
+    return ancestors is None or source.commit in ancestors
 
 
 def _find_newest(entries: Sequence[HistoryEntry], kinds: Sequence[Confirmation]) -> int | None:

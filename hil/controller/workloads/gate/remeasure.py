@@ -18,7 +18,7 @@ from hil.controller.analysis.detection.sequential import Direction, SequentialDe
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import restore_case
+from hil.controller.pipeline.records.restored import restore_case, restore_spec
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -30,7 +30,6 @@ from hil.controller.storage.runs import Run, RunStore, is_sealed
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, Artifact, Outcome
-from hil.core.tensors import TensorSpec
 from hil.errors import BoardError, HilError, UsageError
 
 # More rounds do not help: the noise of the board hides the effect.
@@ -68,16 +67,15 @@ class Remeasurer:
             known: log ratios of rounds that an interrupted gate measured.
             keep_round: called with the log ratio of each new round.
         """
-        again, begun = Remeasurement(), time.monotonic()
+        again = Remeasurement()
         self.screen.begin(case.new.case, _STAGES)
         try:
-            self._measure(case, again, begun + budget_s, known, keep_round)
+            self._measure(case, again, budget_s, known, keep_round)
         except BoardError as error:
             again.error, again.is_board_error = error.message, True
         except HilError as error:
             again.error = error.message
         finally:
-            again.board_s = time.monotonic() - begun
             self.screen.end(case.new.case)
         return again
 
@@ -85,29 +83,39 @@ class Remeasurer:
         self,
         case: GateCase,
         again: Remeasurement,
-        until: float,
+        budget_s: float,
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> None:
         assert case.old is not None and case.suspect is not None
-        run = _open_run(case.new)
-        job = self._choose_job(run)
+        run = open_run(case.new)
+        job = self.choose_job(run)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
-        name = case.new.case
-        sides = []
-        for label, entry in (("A", case.old), ("B", case.new)):
-            self.screen.stage(name, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
-            side = self._run_once(self._restore(run, case.new, entry, job), session)
-            if side.error is not None and side.outcome in BOARD_OUTCOMES:
-                raise side.error
-            sides.append(BenchSide(label, side, session.board))
-        again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
-        if case.suspect.kind == "outcome" or any(side.case.error for side in sides):
-            return
-        if sides[1].case.outcome in (Outcome.PASS, Outcome.SKIP):
-            self._measure_times(case, again, sides, until, known, keep_round)
+        begun = time.monotonic()  # waiting for the board is not board time
+        try:
+            sides = [
+                self._run_side(label, run, case.new, entry, job, session)
+                for label, entry in (("A", case.old), ("B", case.new))
+            ]
+            again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
+            is_comparable = all(side.case.outcome in (Outcome.PASS, Outcome.SKIP) for side in sides)
+            if is_comparable and case.suspect.direction != "broken":
+                self._measure_times(case, again, sides, begun + budget_s, known, keep_round)
+        finally:
+            again.board_s = time.monotonic() - begun
 
-    def _run_once(self, case: Case, session: BoardSession) -> Case:
+    def _run_side(
+        self, label: str, run: Run, new: HistoryEntry, entry: HistoryEntry, job: Job, session: BoardSession
+    ) -> BenchSide:
+        """Run the program of an entry once. Raises BoardError if the board fails."""
+        self.screen.stage(new.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
+        case = self.run_once(self.restore_entry(run, new, entry, job), session)
+        if case.error is not None and case.outcome in BOARD_OUTCOMES:
+            raise case.error
+        return BenchSide(label, case, session.board)
+
+    def run_once(self, case: Case, session: BoardSession) -> Case:
+        """Run a program, and compare its output if references are known."""
         case = self.runner.execute(self.runner.compile(case, session.board.config), session)
         if case.outcome:
             return case
@@ -124,32 +132,52 @@ class Remeasurer:
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> None:
-        direction: Direction = "faster" if case.suspect is not None and case.suspect.direction == "faster" else "slower"
+        # The history may show a faster program because the board became faster.
+        direction: Direction = "both" if case.suspect is not None and case.suspect.direction == "faster" else "slower"
         noise = pool_noise(self.find_rounds(case.new.key.board))
         decision = SequentialDecision(self.min_effect, direction=direction, noise=noise)
         for log_ratio in known:
             decision.add(log_ratio)
-        name, order = case.new.case, random.Random(secrets.randbits(64))
-
-        def show(side: BenchSide, batch: Batch, done: float) -> None:
-            needed = max(len(decision.log_ratios) + decision.rounds_needed, 1)
-            percent = min(round(100 * (len(known) + done) / needed), 99)
-            self.screen.stage(name, percent, f"round {len(known) + int(done) + 1}: {decision.verdict}")
-
-        if decision.verdict == "undecided":
-            for rounds in measure_rounds(sides, BenchJob(self.job), show, order):
-                batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
-                log_ratio = float(round_log_ratios(batches)[0])
-                keep_round(log_ratio)
-                decision.add(log_ratio)
-                is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
-                if decision.verdict != "undecided" or is_spent:
-                    break
+        self.measure_turns(case.new.case, sides, decision, until=until, keep_round=keep_round)
         again.decision, again.rounds_needed = decision.decision, decision.rounds_needed
         again.log_ratios = decision.log_ratios
         again.old_p50_ns, again.new_p50_ns = (_find_median(side) for side in sides)
 
-    def _choose_job(self, run: Run) -> Job:
+    def measure_turns(
+        self,
+        name: str,
+        sides: Sequence[BenchSide],
+        decision: SequentialDecision,
+        *,
+        until: float,
+        keep_round: Callable[[float], None],
+    ) -> None:
+        """Add rounds to a decision until the verdict is clear, or the board time is spent.
+
+        Args:
+            name: case, for the progress.
+            until: end of the board time, on the monotonic clock in seconds; the current round is completed.
+            keep_round: called with the log ratio of each new round.
+        """
+        known = len(decision.log_ratios)
+
+        def show(side: BenchSide, batch: Batch, done: float) -> None:
+            needed = max(len(decision.log_ratios) + decision.rounds_needed, 1)
+            percent = min(round(100 * (known + done) / needed), 99)
+            self.screen.stage(name, percent, f"round {known + int(done) + 1}: {decision.verdict}")
+
+        if decision.verdict != "undecided":
+            return
+        for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
+            batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
+            log_ratio = float(round_log_ratios(batches)[0])
+            keep_round(log_ratio)
+            decision.add(log_ratio)
+            is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
+            if decision.verdict != "undecided" or is_spent:
+                break
+
+    def choose_job(self, run: Run) -> Job:
         """Return the job of a stored run with the board to use. Records of other users must not select boards."""
         stored = Job.of_record(run.record.request)
         if is_own := is_sealed(run.folder, run.record.request):
@@ -159,7 +187,7 @@ class Remeasurer:
             refuse_functions(stored)
         return board_of_stored(stored, self.job, own=is_own)
 
-    def _restore(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
+    def restore_entry(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
         """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
 
         Otherwise the inputs are those of the new run. Its references apply to its own program only.
@@ -172,9 +200,9 @@ class Remeasurer:
             raise UsageError(f"the program of {entry.run} is not in the history")
         if found is None or not found.inputs:
             raise UsageError(f"run {run.id} has no inputs for case {measured.case}")
-        specs = (
-            None if record.outputs is None else [TensorSpec(x.name, x.dtype, tuple(x.shape)) for x in record.outputs]
-        )
+        if missing := [name for name in record.files if not (folder / name).is_file()]:
+            raise UsageError(f"the program of {entry.run} is missing files: {', '.join(missing)}")
+        outputs = record.outputs
         artifact = Artifact(
             runtime=record.runtime,
             main=record.main,
@@ -183,19 +211,19 @@ class Remeasurer:
             function=record.function,
             compiler=record.compiler,
             flags=tuple(record.flags),
-            outputs=None
-            if specs is None
-            else tuple(TensorSpec(one.name, one.dtype, tuple(one.shape)) for one in specs),
+            outputs=None if outputs is None else tuple(restore_spec(spec) for spec in outputs),
             cached=True,
         )
         case = restore_case(run, found, job, artifact)
         return case if measured is entry else replace(case, references=())
 
 
-def _open_run(entry: HistoryEntry) -> Run:
+def open_run(entry: HistoryEntry) -> Run:
     """Open the run of an entry. Raises UsageError if it cannot be measured again."""
     if entry.key.kind not in _KINDS:
         raise UsageError(f"a {entry.key.kind} cannot be measured again", hint="measure the model with hil bench")
+    if concurrency := next((flag for flag in entry.key.flags if flag.startswith("--concurrency")), ""):
+        raise UsageError(f"a bench with {concurrency} cannot be measured again")
     run = _find_run(entry)
     if run is None:
         raise UsageError(f"the directory of run {entry.run} is missing, so its inputs are unknown")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hil.controller.records.gate import GateRecord, GateSide, GateVerdict
+from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import counted, plain, seconds
 from hil.controller.workloads.suites.reports.junit import junit_document
@@ -17,6 +18,9 @@ from hil.core import own_version
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _COMMIT = 9
+# Limits in Markdown: a comment on GitHub has at most 65,536 characters.
+_ROWS_MOST = 100
+_DETAILS_MOST = 20
 # Verdict -> explanation, for SARIF's rules and the help of readers.
 MEANINGS = {
     "broken": "the new program fails, and the old program still passes",
@@ -59,6 +63,22 @@ def list_details(one: GateVerdict) -> Iterator[str]:
             again = f", now {side.again}" if side.again else ""
             yield f"{title}: {side.commit[:_COMMIT] or '-'} ({side.run}), {side.outcome}{again}, {side.compiler}"
     yield from one.changes
+    if one.cause is not None:
+        yield from _list_cause(one.cause)
+
+
+def _list_cause(cause: GateCause) -> Iterator[str]:
+    """Yield the result of the search of commits, and the tested commits."""
+    if cause.candidates and not cause.reason:
+        (found,) = cause.candidates
+        yield f"first bad commit: {found.commit[:_COMMIT]} {found.subject}"
+    elif cause.candidates:
+        yield f"first bad commit: one of {len(cause.candidates)}; {cause.reason}"
+        yield from (f"candidate: {found.commit[:_COMMIT]} {found.subject}" for found in cause.candidates)
+    else:
+        yield f"first bad commit: not found; {cause.reason}"
+    for tried in cause.tried:
+        yield f"tested: {tried.commit[:_COMMIT]} {tried.outcome}: {tried.reason}"
 
 
 def make_markdown(record: GateRecord) -> str:
@@ -67,11 +87,14 @@ def make_markdown(record: GateRecord) -> str:
     title = f"{counted(len(failed), 'failure')}" if failed else "passed"
     lines = [f"### hil gate: {title}", "", as_text(describe_total(record)), ""]
     lines += [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
-    for one in record.verdicts:
+    shown = record.verdicts[:_ROWS_MOST]
+    for one in shown:
         verdict, model, *cells, reason = describe_verdict(one)
         marked = f"**{verdict}**" if verdict in record.fail_on else verdict
         lines.append(f"| {' | '.join((marked, as_name(model), *map(as_text, cells), as_text(reason)))} |")
-    for one in record.verdicts:
+    if len(record.verdicts) > len(shown):
+        lines.append(f"\n... and {len(record.verdicts) - len(shown)} more series")
+    for one in shown[:_DETAILS_MOST]:
         if details := [f"- {as_text(text)}" for text in list_details(one)]:
             lines += ["", f"{as_name(one.key.model)} {as_text(one.key.case)}: **{one.verdict}**", "", *details]
     commit = record.commit[:_COMMIT] or "the newest measurements"
@@ -133,7 +156,7 @@ def _escape_property(text: str) -> str:
 def _make_result(one: GateVerdict, record: GateRecord) -> dict[str, Any]:
     level = "error" if one.verdict in record.fail_on else "note" if one.verdict == "improved" else "warning"
     text = f"{_name_series(one)}: {one.verdict}: {one.reason}"
-    where = {"artifactLocation": {"uri": one.key.model}, "region": {"startLine": 1}}
+    where = {"artifactLocation": {"uri": quote(one.key.model)}, "region": {"startLine": 1}}
     return {
         "ruleId": one.verdict.replace(" ", "-"),
         "level": level,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, write_json
+from hil.controller.workloads.gate.bisection.repository import GitRepository
+from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, SEARCHED, CommitBisector
 from hil.controller.workloads.gate.judge import judge_case, needs_board
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.remeasure import Remeasurer
@@ -28,6 +31,9 @@ DEFAULT_BUDGET_S = 300.0
 DEFAULT_FAIL_ON = ("regressed", "broken")
 GATES = Path("hil-gates")
 DOCUMENT = "gate.json"
+# Value of `fail_on` for a series of the baseline that the commit did not measure.
+UNMEASURED = "unmeasured"
+_COMMIT_LEAST = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class GateJob:
         job: the board, and where to store the gate.
         budget_s: maximum board time in seconds, for all suspects together.
         fail_on: verdicts with exit code 1.
-        resume: name of an interrupted gate to continue, or "".
+        resume: name of an interrupted gate to continue, or "". The settings of the stored gate apply.
+        bisect: build command to search the commits of failures with; None does not search.
+        build_timeout_s: maximum duration of a build in seconds.
     """
 
     job: Job
@@ -48,6 +56,8 @@ class GateJob:
     budget_s: float = DEFAULT_BUDGET_S
     fail_on: tuple[str, ...] = DEFAULT_FAIL_ON
     resume: str = ""
+    bisect: str | None = None
+    build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_S
 
 
 def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Progress) -> GateRecord:
@@ -59,11 +69,20 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     Raises:
         UsageError: an option is invalid, or the history has no measurement to judge.
     """
+    if 0 < len(gate.commit) < _COMMIT_LEAST:
+        raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_COMMIT_LEAST} digits")
+    repository = GitRepository.find(Path()) if gate.bisect is not None else None
     runs = RunStore(gate.job.out or GATES)
     if gate.resume:
         run = runs.open(gate.resume)
         record = read_gate(run)
-        return _GateRun(gate, run, record, _plan(store, record), store, screen).run(context)
+        if record.finished:
+            return record
+        if gate.bisect is None and record.bisect is not None:
+            # A stored command must not run: the record may be from another user.
+            raise UsageError(f"gate {run.id} uses --bisect", hint="repeat --bisect with the build command")
+        record.bisect = gate.bisect
+        return _GateRun(gate, run, record, _plan(store, record), store, screen, repository).run(context)
     record = GateRecord(
         schema=1,
         id="",
@@ -76,6 +95,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         min_effect=gate.min_effect,
         budget_s=gate.budget_s,
         fail_on=list(gate.fail_on),
+        bisect=gate.bisect,
         unmeasured=[],
         verdicts=[],
         exit_code=EXIT_NOTHING_RAN,
@@ -84,12 +104,21 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     run = runs.create("gate", jsonable(asdict(gate.job)), command=typed_command())
     record.id, record.folder = run.id, str(run.folder)
     record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
-    return _GateRun(gate, run, record, plan, store, screen).run(context)
+    return _GateRun(gate, run, record, plan, store, screen, repository).run(context)
 
 
 def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
     """Return what the gate judges. Raises UsageError if there is nothing."""
-    plan = plan_gate(store, baseline=record.baseline, commit=record.commit, min_effect=record.min_effect)
+    ancestors = None
+    with contextlib.suppress(UsageError):  # outside of a repository, or another repository's history
+        ancestors = GitRepository.find(Path()).list_ancestors(record.commit) if record.commit else None
+    plan = plan_gate(
+        store,
+        baseline=record.baseline,
+        commit=record.commit,
+        min_effect=record.min_effect,
+        ancestors=ancestors,
+    )
     if not plan.cases:
         of = f" of commit {record.commit[:9]}" if record.commit else ""
         raise UsageError(
@@ -109,6 +138,7 @@ class _GateRun:
     _plan: GatePlan
     _store: HistoryStore
     _screen: Progress
+    _repository: GitRepository | None
 
     def run(self, context: RunContext) -> GateRecord:
         self._save()
@@ -118,44 +148,63 @@ class _GateRun:
             if not needs_board(case):
                 self._record.verdicts.append(judge_case(case, None))
         self._save()
+        rounds = RoundsFile(self._run.folder)
         try:
-            self._measure([case for case in left if needs_board(case)], context)
+            with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
+                again = Remeasurer(
+                    self._store,
+                    Runner(context),
+                    pool,
+                    self._gate.job,
+                    self._record.min_effect,
+                    self._screen,
+                    rounds.find_earlier,
+                )
+                self._measure([case for case in left if needs_board(case)], again, rounds)
+                if self._repository is not None:
+                    self._search_commits(self._repository, again, rounds)
         except KeyboardInterrupt:
             self._finish(EXIT_INTERRUPTED, finished=False)
         else:
             self._finish(find_exit_code(self._record), finished=True)
         return self._record
 
-    def _measure(self, suspects: Sequence[GateCase], context: RunContext) -> None:
-        if not suspects:
-            return
-        rounds = RoundsFile(self._run.folder)
+    def _measure(self, suspects: Sequence[GateCase], again: Remeasurer, rounds: RoundsFile) -> None:
         known = rounds.read()
-        with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
-            again = Remeasurer(
-                self._store,
-                Runner(context),
-                pool,
-                self._gate.job,
-                self._record.min_effect,
-                self._screen,
-                rounds.find_earlier,
+        for number, case in enumerate(suspects):
+            assert case.old is not None
+            key = RoundsKey(case.series, case.old.program, case.new.run, case.new.key.board)
+            spent_s = sum(one.board_s for one in self._record.verdicts)
+            found = again.measure(
+                case,
+                budget_s=max(self._record.budget_s - spent_s, 0.0) / (len(suspects) - number),
+                known=known.get(key, ()),
+                keep_round=functools.partial(rounds.append, key),
             )
-            for number, case in enumerate(suspects):
-                key = RoundsKey(case.series, case.new.run, case.new.key.board)
-                spent_s = sum(one.board_s for one in self._record.verdicts)
-                budget_s = max(self._record.budget_s - spent_s, 0.0) / (len(suspects) - number)
-                found = again.measure(
-                    case,
-                    budget_s=budget_s,
-                    known=known.get(key, ()),
-                    keep_round=functools.partial(rounds.append, key),
-                )
-                verdict = judge_case(case, found)
-                if verdict.verdict in ("no change", "improved"):
-                    self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
-                self._record.verdicts.append(verdict)
-                self._save()
+            verdict = judge_case(case, found)
+            if verdict.verdict in ("no change", "improved") and found.decision is not None:
+                self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
+            self._record.verdicts.append(verdict)
+            self._save()
+
+    def _search_commits(self, repository: GitRepository, again: Remeasurer, rounds: RoundsFile) -> None:
+        """Search the commits of failures, with --bisect."""
+        cases = {(case.series, case.new.run): case for case in self._plan.cases}
+        suspects = [
+            (cases[one.series, one.new.run], one)
+            for one in self._record.verdicts
+            if one.verdict in SEARCHED and one.cause is None and (one.series, one.new.run) in cases
+        ]
+        if suspects:
+            CommitBisector(
+                repository=repository,
+                command=self._record.bisect or "",
+                build_timeout_s=self._gate.build_timeout_s,
+                folder=self._run.folder,
+                measurer=again,
+                budget_s=self._record.budget_s,
+                rounds=rounds,
+            ).run(suspects, self._save)
 
     def _save(self) -> None:
         self._record.verdicts.sort(key=lambda one: (GATE_VERDICTS.index(one.verdict), one.key.model, one.key.case))
@@ -171,7 +220,7 @@ class _GateRun:
 def find_exit_code(record: GateRecord) -> int:
     """Return the exit code: 1 for a verdict of ``fail_on``, else 4 if a board failed, else 0."""
     found = {one.verdict for one in record.verdicts}
-    if found & set(record.fail_on):
+    if found & set(record.fail_on) or (record.unmeasured and UNMEASURED in record.fail_on):
         return EXIT_FAIL
     return EXIT_BOARD if "board fault" in found else EXIT_OK
 

@@ -15,6 +15,7 @@ from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, list_changes, needs_board
 from hil.controller.workloads.gate.plan import GateCase, plan_gate
 from hil.core.digest import digest_of
+from hil.errors import UsageError
 
 OLD, NEW = b"old program", b"new program"
 
@@ -113,9 +114,10 @@ def test_plan_lists_series_that_commit_did_not_measure(store: HistoryStore) -> N
 
 
 def test_plan_judges_newest_run_of_commit_on_baseline_branch(store: HistoryStore) -> None:
-    store.add(baseline_entries())
+    newest = history_entry("newest", created=60.0, commit="beef", program=digest(NEW), clock="board", p50_ns=100.0)
+    store.add([*baseline_entries(), newest])
     (case,) = plan_gate(store, baseline="main", commit="", min_effect=0.02).cases
-    assert case.old is not None and (case.new.run, case.old.run) == ("run-19", "run-18")
+    assert case.old is not None and (case.new.run, case.old.run) == ("newest", "run-19")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,8 @@ def decided(verdict: Any, ratio: float = 1.1, **values: Any) -> Remeasurement:
         (decided("undecided", rounds_needed=7), "undecided"),
         (Remeasurement("PASS", "FAIL"), "broken"),
         (Remeasurement("FAIL", "FAIL"), "board fault"),
+        (Remeasurement("LOAD_ERROR", "FAIL"), "broken"),
+        (Remeasurement("LOAD_ERROR", "PASS"), "undecided"),
         (Remeasurement("SKIP", "FAIL"), "broken"),
         (Remeasurement(error="lost", is_board_error=True), "board fault"),
         (Remeasurement(error="no inputs"), "undecided"),
@@ -193,3 +197,52 @@ def test_list_changes_names_board_stack() -> None:
     old = history_entry(board={"name": "orin", "stack": {"kernel": "6.1", "governor": "performance"}})
     new = history_entry(board={"name": "orin", "stack": {"kernel": "6.6", "governor": "performance"}})
     assert list_changes(old, new) == ["kernel: 6.1 -> 6.6"]
+
+
+def test_second_measurement_of_commit_is_no_baseline(store: HistoryStore) -> None:
+    """CI may measure a commit of the baseline branch twice."""
+    slow = {"branch": "main", "p50_ns": 130.0}
+    store.add([*baseline_entries(), new_entry(**slow).replace(run="first", created=98.0), new_entry(**slow)])
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert case.old is not None and (case.new.run, case.old.run) == ("new", "run-19")
+    assert needs_board(case)
+
+
+def test_branch_is_compared_with_its_ancestors(store: HistoryStore) -> None:
+    """A branch is not slower because main became faster after the branch was made."""
+    faster = history_entry("later", created=60.0, p50_ns=50.0, commit="beef", program=digest(NEW), clock="board")
+    store.add([*baseline_entries(), faster, new_entry(program=digest(OLD))])
+    ancestors = {"feed", "1a2b3c4d"}
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02, ancestors=ancestors).cases
+    assert case.old is not None and case.old.run == "run-19"
+    assert judge_case(case, None).verdict == "no change"
+
+
+def test_other_failure_than_that_of_baseline_is_broken(store: HistoryStore) -> None:
+    failing = history_entry("failing", created=60.0, outcome="FAIL")
+    new = new_entry(outcome="COMPILE_CRASH", program="", p50_ns=None)
+    assert judged(store, new, [*baseline_entries(), failing]) == "broken"
+
+
+def test_plan_rejects_ambiguous_commit(store: HistoryStore) -> None:
+    store.add([new_entry(), history_entry("other", "n", commit="feed0000")])
+    with pytest.raises(UsageError, match="ambiguous commit"):
+        plan_gate(store, baseline="main", commit="feed", min_effect=0.02)
+
+
+def test_slower_runtime_with_same_program_is_toolchain(store: HistoryStore) -> None:
+    new = new_entry(program=digest(OLD), p50_ns=150.0, tools={"runtime": "2"})
+    assert judged(store, new, baseline_entries(tools={"runtime": "1"})) == "toolchain"
+
+
+def test_fixed_program_must_also_be_as_fast(store: HistoryStore) -> None:
+    failing = history_entry("failing", created=60.0, outcome="TIMEOUT", p50_ns=None)
+    case = planned(store, new_entry(p50_ns=150.0), [*baseline_entries(), failing])
+    assert case.suspect is not None and case.suspect.direction == "fixed"
+    assert judge_case(case, decided("regressed", 1.5)).verdict == "regressed"
+    assert judge_case(case, decided("no change", 1.0, old_p50_ns=100.0)).verdict == "improved"
+
+
+def test_failure_that_cannot_run_again_is_broken(store: HistoryStore) -> None:
+    found = judge_case(planned(store, new_entry(outcome="FAIL")), Remeasurement(error="no inputs"))
+    assert (found.verdict, found.reason) == ("broken", "FAIL; not run again: no inputs")

@@ -10,7 +10,14 @@ import pytest
 
 from hil.controller.records.base import make_record
 from hil.controller.records.gate import GATE_VERDICTS, GateRecord
-from hil.controller.workloads.gate.reports import MEANINGS, describe_total, make_junit, make_markdown, make_sarif
+from hil.controller.workloads.gate.reports import (
+    MEANINGS,
+    describe_total,
+    list_details,
+    make_junit,
+    make_markdown,
+    make_sarif,
+)
 from hil.controller.workloads.gate.run import find_exit_code
 
 
@@ -92,3 +99,36 @@ def test_sarif_has_result_per_change() -> None:
 def test_total_counts_verdicts_and_board_time() -> None:
     text = describe_total(record(REGRESSED, verdict("no change"), unmeasured=[REGRESSED["key"]]))
     assert text == "1 regressed, 1 no change, 1 not measured at this commit; 2.5 s of board time"
+
+
+def cause(**values: Any) -> dict[str, Any]:
+    tried = [{"commit": "b" * 40, "outcome": "bad", "reason": "FAIL: y"}]
+    return {"good": "a" * 40, "commits": 2, "tried": tried, **values}
+
+
+CANDIDATES = [{"commit": "b" * 40, "subject": "use |int8|"}, {"commit": "c" * 40, "subject": "tidy"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ({"candidates": CANDIDATES[:1]}, ["first bad commit: bbbbbbbbb use |int8|"]),
+        (
+            {"candidates": CANDIDATES, "reason": "1 commit could not be tested"},
+            [
+                "first bad commit: one of 2; 1 commit could not be tested",
+                "candidate: bbbbbbbbb use |int8|",
+                "candidate: ccccccccc tidy",
+            ],
+        ),
+        ({"reason": "commit 'x' is not in /r"}, ["first bad commit: not found; commit 'x' is not in /r"]),
+    ],
+)
+def test_reports_show_first_bad_commit(values: dict[str, Any], lines: list[str]) -> None:
+    found = record(verdict("broken", cause=cause(**values)))
+    lines = [*lines, "tested: bbbbbbbbb bad: FAIL: y"]
+    assert list(list_details(found.verdicts[0]))[2:] == lines
+    assert "\n".join(lines) in (ElementTree.fromstring(make_junit(found)).findtext(".//failure") or "")
+    (result,) = json.loads(make_sarif(found))["runs"][0]["results"]
+    assert "\n".join(lines) in result["message"]["text"]
+    assert make_markdown(found).count("\n- ") == 2 + len(lines)
