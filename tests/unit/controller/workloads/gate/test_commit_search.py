@@ -22,7 +22,7 @@ PASS, FAIL, CRASH, LOST = Outcome.PASS, Outcome.FAIL, Outcome.RUN_CRASH, Outcome
 
 
 def run_search(search: CommitSearch, first_bad: int, skipped: set[int]) -> list[int]:
-    """ProgramAnswer a search truthfully. Return the tested positions."""
+    """Answer a search truthfully. Return the tested positions."""
     tested = []
     while (position := search.choose_next()) is not None:
         tested.append(position)
