@@ -19,6 +19,7 @@ from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
 from hil.controller.records.commands import boards, bundles, farm, models, stored
 from hil.controller.records.commands.errors import ErrorDocument
+from hil.controller.records.dispatches import DispatchList
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.farm import ANSWERS, FarmEvent
 from hil.controller.records.gate import GateRecord
@@ -84,7 +85,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history import": [history.AddedEntries],
     "history ls": [history.SeriesList],
     "history show": [history.SeriesHistory],
-    "layers": [models.LayerList],
+    "layers": [models.LayerList, DispatchList],
     "profile diff": [stored.ProfileComparison],
     "profile export": [stored.NodeDataFile],
     "profile import": [stored.ImportedProfile],
@@ -134,6 +135,7 @@ STORED: Mapping[str, type[Record]] = {
     "matrix run": MatrixRun,
     "bench": BenchRecord,
     "bisect": BisectRecord,
+    "dispatches": DispatchList,
     "study": StudyRecord,
     "evaluation": EvaluationRecord,
     "evaluation sample": EvaluatedSample,

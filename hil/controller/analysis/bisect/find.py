@@ -379,7 +379,7 @@ def keep_case(folder: Path, case: Case, finding: BisectFinding) -> None:
 
 def repeat_command(folder: Path, name: str, board: list[str]) -> str:
     """Return the command that repeats a stored layer; ``board`` is the options for board and compiler."""
-    (model,) = (folder / name).glob("*.onnx")
+    (model,) = (path for path in (folder / name).iterdir() if path.suffix in (".onnx", ".mlir"))
     command = ["hil", "run", str(model), *board]
     for kind, option in (("inputs", "--input"), ("references", "--expected")):
         files = sorted((folder / name / kind).glob("*.npy"), key=lambda path: int(path.name.split("-", 1)[0]))

@@ -290,12 +290,12 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
     for site, call in zip(fused, calls, strict=True):
         found = ordered(_list_fused_names(site, names) or names(site) or _find_nearby_names(site, names))
         estimate = _estimate_dispatch(site) if site is not call else (None, None)
-        made[_read_dispatch_name(call.attributes), str(call.location)].append([found, _format_shapes(call), *estimate])
+        made[read_dispatch_name(call.attributes), str(call.location)].append([found, _format_shapes(call), *estimate])
     regions = []
     for region, loop in _iter_command_regions(modules["stream"]):
         sites = []
         for command in _iter_matches(region, lambda op: op.name == "stream.cmd.dispatch"):
-            key = _read_dispatch_name(command.attributes)
+            key = read_dispatch_name(command.attributes)
             known = made[key, str(command.location)]
             # The scheduler may clone dispatches. The last known site then applies to the remaining clones.
             facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
@@ -373,7 +373,7 @@ def _list_producers(operation: Any) -> list[Any]:
     return [owner.operation for owner in owners if not isinstance(owner, ir.Block)]
 
 
-def _read_dispatch_name(attributes: Any) -> str:
+def read_dispatch_name(attributes: Any) -> str:
     """Return the dispatch's name in ``[@executable::@dispatch]``."""
     return str(attributes["entry_points"]).rpartition("@")[2].rstrip("]").strip('"')
 

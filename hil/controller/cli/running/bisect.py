@@ -86,9 +86,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     flow = load_flow(name) if name else None
     if plot:
         check_picture(plot)
-    named = {"--board": "board", "--runtime-hw-type": "hw_type", "--identity": "identity"}
-    named |= {"--known-hosts": "known_hosts"}
-    where = {option: settings[name] for option, name in named.items()}
+    where = board_values(settings)
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = with_project(Options(**settings))
@@ -102,12 +100,19 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     if out:
         lines.append(f"results in {out}")
         if found.first_isolated is not None:
-            arguments = _run_options(where, with_flow(options, flow), more["faults"])
+            arguments = repeat_options(where, with_flow(options, flow), more["faults"])
             lines.append(f"repeat with: {repeat_command(out, found.first_isolated, arguments)}")
     return answer(as_json, found, *lines, show=lambda: print_bisection(Console(), found))
 
 
-def _run_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
+def board_values(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return option -> value of a command's board options, for :func:`repeat_options`."""
+    named = {"--board": "board", "--runtime-hw-type": "hw_type", "--identity": "identity"}
+    named |= {"--known-hosts": "known_hosts"}
+    return {option: settings[name] for option, name in named.items()}
+
+
+def repeat_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
     """Return the options of `hil run` with the same effect: board, compilation, tolerances, faults."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     found = [text for name, value in named.items() if value not in ("", None) for text in (name, str(value))]

@@ -11,6 +11,7 @@ import click
 
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options
+from hil.controller.cli.running.dispatches import dispatch_options, run_dispatches, split_dispatch_settings
 from hil.controller.cli.running.node_data import export_layers, node_data_options
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     help="Source for --node-data: directory of a bisection (hil bisect --out) or suite run of this model.",
 )
 @run_options("dims", "inputs", "seed")
+@dispatch_options
 @json_option
 def layers(
     model: Path,
@@ -53,7 +55,11 @@ def layers(
 
     The saved values are computed by a CPU reference in the whole model. --node-data exports each layer's result in a
     bisection or suite for Model Explorer, which colors the model's graph by it.
+
+    --dispatches runs each dispatch of the model's IREE program alone on a board, and compares it with numpy.
     """
+    if (dispatch_settings := split_dispatch_settings(settings)) is not None:
+        return run_dispatches(model, dispatch_settings, as_json=as_json)
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
