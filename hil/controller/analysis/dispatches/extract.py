@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hil.controller.analysis.dispatches.linalg import evaluate_dispatch
-from hil.controller.analysis.dispatches.scalars import CannotEvaluate
+from hil.controller.analysis.dispatches.scalars import CannotEvaluate, evaluate_scalar, read_elements
 from hil.controller.analysis.profile.sites import read_dispatch_name, sites_of
 from hil.controller.backends.compilers.arithmetic import in_arithmetic, split_flags
 from hil.controller.backends.compilers.iree import as_iree_takes
@@ -62,7 +62,7 @@ class Dispatch:
         return _UNSAFE.sub("_", self.key)
 
     def load_inputs(self) -> dict[str, Array]:
-        """Return the seeded random inputs."""
+        """Return the inputs: constants of the program, otherwise seeded random values."""
         assert self.path is not None
         return load_tensors(self.path.parent / _INPUTS)
 
@@ -164,6 +164,11 @@ def build(source: Mapping[str, Any], seed: int, folder: str, log: str) -> list[d
         for op in module.body.operations
         if op.operation.name == "flow.executable"
     }
+    weights = {
+        ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation.attributes["initial_value"]
+        for op in module.body.operations
+        if op.operation.name == "util.global" and "initial_value" in op.operation.attributes
+    }
     calls: dict[str, list[Any]] = {}
     for call in _find_calls(module.operation):
         calls.setdefault(read_dispatch_name(call.attributes), []).append(call)
@@ -172,7 +177,7 @@ def build(source: Mapping[str, Any], seed: int, folder: str, log: str) -> list[d
         item: dict[str, Any] = {"key": key, "calls": len(several), "reason": ""}
         try:
             target = Path(folder) / f"{number}"
-            item |= _write_dispatch(several[0], executables, key, target, seed)
+            item |= _write_dispatch(several[0], executables, weights, key, target, seed)
         except _Unsupported as why:
             item["reason"] = str(why)
         found.append(item)
@@ -193,7 +198,9 @@ def _find_calls(operation: Any) -> Iterator[Any]:
                     yield from _find_calls(op.operation)
 
 
-def _write_dispatch(call: Any, executables: Mapping[str, Any], key: str, folder: Path, seed: int) -> dict[str, Any]:
+def _write_dispatch(
+    call: Any, executables: Mapping[str, Any], weights: Mapping[str, Any], key: str, folder: Path, seed: int
+) -> dict[str, Any]:
     from iree.compiler import ir
 
     entry = str(call.attributes["entry_points"])
@@ -212,7 +219,10 @@ def _write_dispatch(call: Any, executables: Mapping[str, Any], key: str, folder:
     folder.mkdir()
     name = _UNSAFE.sub("_", key)
     (folder / f"{name}.mlir").write_text(text)
-    given = {spec.name: _draw_input(spec, code, seed) for spec in inputs}
+    given = {}
+    for spec, value in zip(inputs, call.operands, strict=True):
+        constant = _read_constant(value, weights)
+        given[spec.name] = _draw_input(spec, code, seed) if constant is None else constant
     save_tensors(folder / _INPUTS, given)
     item: dict[str, Any] = {"file": f"{folder.name}/{name}.mlir", "not_evaluated": ""}
     item["inputs"], item["outputs"] = (
@@ -288,6 +298,37 @@ def _read_tied(call: Any) -> list[int]:
     if "tied_operands" not in call.attributes:
         return [-1] * len(call.results)
     return [ir.IntegerAttr(item).value for item in call.attributes["tied_operands"]]
+
+
+def _read_constant(value: Any, weights: Mapping[str, Any]) -> Array | None:
+    """Return an operand's value if it is a constant of the program, otherwise None."""
+    from iree.compiler import ir
+
+    kind, operation = value.type, _find_producer(value)
+    if operation is not None and operation.name == "flow.tensor.reshape":
+        operation = _find_producer(operation.operands[0])
+    try:
+        if operation is None or not operation.results:
+            return None
+        if operation.name == "flow.tensor.splat":
+            scalar = _find_producer(operation.operands[0])
+            if scalar is None or scalar.name != "arith.constant":
+                return None
+            return np.full(kind.shape, evaluate_scalar(scalar, [], wide=False))
+        if operation.name in ("flow.tensor.constant", "arith.constant"):
+            attribute = operation.attributes["value"]
+        elif operation.name == "util.global.load":
+            attribute = weights[ir.FlatSymbolRefAttr(operation.attributes["global"]).value]
+        else:
+            return None
+        return read_elements(attribute, operation.results[0].type).reshape(kind.shape)
+    except (KeyError, CannotEvaluate):
+        return None
+
+
+def _find_producer(value: Any) -> Any:
+    """Return the operation that computes a value; None for a function's argument."""
+    return getattr(value.owner, "operation", None)
 
 
 def _draw_input(spec: TensorSpec, code: str, seed: int) -> Array:

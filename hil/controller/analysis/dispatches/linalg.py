@@ -1,7 +1,7 @@
 """Evaluate a dispatch of an IREE program with numpy, from its structured operations on tensors (linalg).
 
-This evaluation shares the program's high-level passes, which formed the dispatch, but no code generation. Sums and
-other float operations are computed in float64, except before a conversion to integers.
+This evaluation shares the program's high-level passes, which formed the dispatch, but no code generation. Reductions
+are computed in float64, except before a conversion to integers. Other operations have the precision of the IR.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Generic:
         if math.prod(self.sizes) * len(inner) > _MOST_WORK:
             raise CannotEvaluate("a dispatch of this size")
         self.steps = steps
-        self.wide = not any(is_rounding(op.name) for op in inner)
+        self.wide = bool(self.reductions) and not any(is_rounding(op.name) for op in inner)
         self.is_product_sum = [op.name for op in inner] == ["arith.mulf", "arith.addf", "linalg.yield"]
         arrays = [np.asarray(operand) for operand in operands]
         arrays = [array.astype(widened(array.dtype, self.wide), copy=False) for array in arrays]
