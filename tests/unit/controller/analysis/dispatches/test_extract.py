@@ -58,6 +58,7 @@ def test_equal_dispatches_are_extracted_once(twice: Path, settings: dict[str, An
     assert region.keys == (found.key,)
 
 
+@pytest.mark.ci
 def test_seed_changes_inputs_but_not_weights(twice: Path, settings: dict[str, Any]) -> None:
     values = [extract(twice, settings, seed=seed)[1][0].load_inputs() for seed in (0, 1)]
     same = {name for name in values[0] if np.array_equal(values[0][name], values[1][name])}
