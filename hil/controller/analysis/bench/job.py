@@ -23,12 +23,12 @@ from hil.controller.analysis.bench.store import (
     write_google,
 )
 from hil.controller.devices.board_choice import knows_target, with_target
-from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder, record_board
+from hil.controller.pipeline.records.restored import board_of_stored, copy_board_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
@@ -39,36 +39,9 @@ from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
 from hil.controller.storage.screen.texts import seconds
-from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
-
-# Fields that select a job's board, without a simulator's faults.
-_WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
-
-
-def _copy_board_options(job: Job, other: Job) -> Job:
-    return replace(job, **{name: getattr(other, name) for name in _WHERE})
-
-
-def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
-    """Return a stored job with a board that the job may use. Records from other users must not select boards.
-
-    Raises:
-        UsageError: the record is not the user's, names an address or a file, and no board was given.
-    """
-    if own:
-        return stored
-    if job.board or job.hw_type:
-        return _copy_board_options(stored, job)
-    if is_address(stored.board) or is_file(stored.board):
-        raise UsageError(
-            f"cannot use board {stored.board} from the stored bench: record not created here by this user",
-            hint="select the board with --board",
-        )
-    return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
-
 
 _COPIES_MOST = 32
 
@@ -184,7 +157,7 @@ class _BenchRun:
                 refuse_functions(stored)
             stored = board_of_stored(stored, job, own=is_own)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
-                job = _copy_board_options(job, stored)
+                job = copy_board_options(job, stored)
             self.labels.append("A")
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))

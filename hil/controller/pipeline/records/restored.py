@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.run import RunCase, StoredSpec
 from hil.controller.storage.runs import Run
+from hil.core.boards import is_file
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
+from hil.errors import UsageError
+
+# Fields that select a job's board, without a simulator's faults.
+_WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
+
+
+def copy_board_options(job: Job, other: Job) -> Job:
+    """Return a job with the board of another job, without its faults."""
+    return replace(job, **{name: getattr(other, name) for name in _WHERE})
+
+
+def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
+    """Return a stored job with a board that the job may use. Records from other users must not select boards.
+
+    Raises:
+        UsageError: the record is not the user's, names an address or a file, and no board was given.
+    """
+    if own:
+        return stored
+    if job.board or job.hw_type:
+        return copy_board_options(stored, job)
+    if is_address(stored.board) or is_file(stored.board):
+        raise UsageError(
+            f"cannot use board {stored.board} from the stored bench: record not created here by this user",
+            hint="select the board with --board",
+        )
+    return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
 
 
 def restore_spec(spec: StoredSpec) -> TensorSpec:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.analysis.bench.job import board_of_stored
 from hil.controller.analysis.bench.measure import BenchSide, measure_rounds
 from hil.controller.analysis.bench.stats import Batch, BenchJob, round_log_ratios
 from hil.controller.analysis.detection.sequential import Direction, SequentialDecision, pool_noise
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import restore_case, restore_spec
+from hil.controller.pipeline.records.restored import board_of_stored, restore_case, restore_spec
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job

@@ -12,10 +12,11 @@ from support.contexts import context_without_workers
 from support.models import DIGITS
 
 from hil.compare.generation import GenerationVerdict
-from hil.controller.analysis.bench.job import _BenchRun, _drop_references, board_of_stored, run_bench
+from hil.controller.analysis.bench.job import _BenchRun, _drop_references, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.records.restored import board_of_stored
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.core.results import Outcome, RunResult
