@@ -12,7 +12,8 @@ from hil.core.files import read_end
 from hil.core.processes import module_command
 from hil.errors import BoardUnfit, BoardUnreachable, StorageError, UsageError
 
-_START_S = 30.0
+# A start takes a second, and on a busy machine a minute.
+_START_S = 90.0
 _LOOK_S = 0.01
 # Exit code -> error type. A simulator uses this machine's disk, so disk errors are StorageError.
 _REFUSALS: dict[int | None, type[UsageError]] = {UsageError.exit_code: UsageError, BoardUnfit.exit_code: StorageError}
@@ -69,7 +70,12 @@ def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path) -
                 message, _, hint = printed.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise kind(message, hint=hint)
             detail = printed or f"it did not accept connections within {_START_S:g} s"
-            raise BoardUnreachable("the simulator did not start", board=config.name, detail=detail)
+            raise BoardUnreachable(
+                "the simulator did not start",
+                board=config.name,
+                detail=detail,
+                hint="check the load and the free memory of this machine",
+            )
         time.sleep(_LOOK_S)
 
 

@@ -21,6 +21,8 @@ class Remeasurement:
 
     Attributes:
         old, new: outcome of the program, "" if it was not run again.
+        new_reason: reason of the new program's outcome.
+        budget_s: board time of this measurement.
         error: error of the board or of the stored files that ended the measurement, or "".
         is_board_error: whether the board caused the error.
         decision: verdict on the rounds in turns; None if no time was in question.
@@ -31,6 +33,7 @@ class Remeasurement:
 
     old: str = ""
     new: str = ""
+    new_reason: str = ""
     error: str = ""
     is_board_error: bool = False
     decision: Decision | None = None
@@ -38,6 +41,7 @@ class Remeasurement:
     old_p50_ns: float | None = None
     new_p50_ns: float | None = None
     board_s: float = 0.0
+    budget_s: float = 0.0
     log_ratios: list[float] = field(default_factory=list)
 
 
@@ -126,13 +130,15 @@ def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName,
         return "board fault", f"both programs fail now ({again.new}, {again.old}); {_name_run(old)} passed"
     if new_fails:
         checked = "still passes" if again.old == Outcome.PASS else f"cannot be checked ({again.old})"
-        return "broken", f"{again.new}; the program of {_name_run(old)} {checked}"
+        return "broken", f"{again.new}: {again.new_reason}; the program of {_name_run(old)} {checked}"
     if failed_before:
         return "undecided", f"{new.outcome} in {new.run}, but {again.new} now"
     if old_fails:
         return "undecided", f"{again.new}; the program of {_name_run(old)} passed and has {again.old} now"
     assert again.decision is not None
     verdict, reason = _judge_times(old, again, again.decision)
+    if verdict == "undecided" and again.board_s >= again.budget_s:
+        reason = f"{reason}; the board time of {again.budget_s:.0f} s is spent"
     if case.suspect.direction == "fixed" and verdict == "no change":
         return "improved", f"{again.new} again; {reason}"
     return verdict, reason

@@ -56,12 +56,14 @@ def plan_gate(
             what it does not contain, and another branch of the same name is no baseline. None if they are unknown.
 
     Raises:
-        UsageError: the commit is ambiguous.
+        UsageError: the commit is ambiguous, or the branch was never measured.
     """
     plan = GatePlan([], [])
     commits: set[str] = set()
+    branches: set[str] = set()
     for series in store.series():
         entries = list(store.entries(series.id))
+        branches.update(entry.source.branch for entry in entries)
         measured = [entry for entry in entries if entry.source.commit.startswith(commit)]
         usable = [entry for entry in entries if _is_baseline(entry, baseline, ancestors)]
         if measured:
@@ -71,6 +73,11 @@ def plan_gate(
             plan.cases.append(_plan_case(store, usable, judged[-1], min_effect))
         elif usable:
             plan.unmeasured.append(series.key)
+    if plan.cases and baseline not in branches:
+        raise UsageError(
+            f"the history has no measurement of branch {baseline!r}",
+            hint=f"measured branches: {', '.join(sorted(filter(None, branches))) or 'none'}; see --baseline",
+        )
     if commit and len(commits) > 1:
         raise UsageError(f"ambiguous commit {commit!r}: {', '.join(sorted(commits))}", hint="give more digits")
     return plan

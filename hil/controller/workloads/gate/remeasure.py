@@ -66,7 +66,7 @@ class Remeasurer:
             known: log ratios of rounds that an interrupted gate measured.
             keep_round: called with the log ratio of each new round.
         """
-        again = Remeasurement()
+        again = Remeasurement(budget_s=budget_s)
         self.screen.begin(case.new.case, _STAGES)
         try:
             self._measure(case, again, budget_s, known, keep_round)
@@ -97,6 +97,7 @@ class Remeasurer:
                 for label, entry in (("A", case.old), ("B", case.new))
             ]
             again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
+            again.new_reason = sides[1].case.reason
             is_comparable = all(side.case.outcome in (Outcome.PASS, Outcome.SKIP) for side in sides)
             if is_comparable and case.suspect.direction != "broken":
                 self._measure_times(case, again, sides, begun + budget_s, known, keep_round)

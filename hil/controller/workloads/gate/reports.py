@@ -23,7 +23,7 @@ _ROWS_MOST = 100
 _DETAILS_MOST = 20
 # Verdict -> explanation, for SARIF's rules and the help of readers.
 MEANINGS = {
-    "broken": "the new program fails, and the old program still passes",
+    "broken": "the new program fails, and the old program still passes, or there is none",
     "regressed": "the new program is slower, measured in turns on the same board",
     "toolchain": "broken or slower with the same commit and another compiler or runtime",
     "undecided": "suspect, and not decided within the board time",
@@ -61,7 +61,8 @@ def list_details(one: GateVerdict) -> Iterator[str]:
     for title, side in (("baseline", one.old), ("this commit", one.new)):
         if side is not None:
             again = f", now {side.again}" if side.again else ""
-            yield f"{title}: {side.commit[:_COMMIT] or '-'} ({side.run}), {side.outcome}{again}, {side.compiler}"
+            tools = ", ".join(one for one in (side.compiler, side.runtime) if one not in ("", "none"))
+            yield f"{title}: {side.commit[:_COMMIT] or '-'} ({side.run}), {side.outcome}{again}; {tools}"
     yield from one.changes
     if one.cause is not None:
         yield from _list_cause(one.cause)
@@ -84,7 +85,9 @@ def _list_cause(cause: GateCause) -> Iterator[str]:
 def make_markdown(record: GateRecord) -> str:
     """Return a summary for a pull request: a table of all series, and details of those that changed."""
     failed = [one for one in record.verdicts if one.verdict in record.fail_on]
-    title = f"{counted(len(failed), 'failure')}" if failed else "passed"
+    undecided = sum(one.verdict == "undecided" for one in record.verdicts)
+    title = counted(len(failed), "failure") if failed else "passed"
+    title += f", {undecided} undecided" * bool(undecided and "undecided" not in record.fail_on)
     lines = [f"### hil gate: {title}", "", as_text(describe_total(record)), ""]
     lines += [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     shown = record.verdicts[:_ROWS_MOST]

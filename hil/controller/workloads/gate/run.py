@@ -77,6 +77,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         run = runs.open(gate.resume)
         record = read_gate(run)
         if record.finished:
+            screen.note(f"gate {run.id} is finished; run hil gate again for a new one")
             return record
         if gate.bisect is None and record.bisect is not None:
             # A stored command must not run: the record may be from another user.

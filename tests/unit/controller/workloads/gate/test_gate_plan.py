@@ -141,7 +141,16 @@ def test_failure_of_baseline_is_no_change(store: HistoryStore) -> None:
 
 @pytest.mark.parametrize(("outcome", "verdict"), [("PASS", "new"), ("FAIL", "broken")])
 def test_series_without_baseline(store: HistoryStore, outcome: str, verdict: str) -> None:
-    assert judged(store, new_entry(outcome=outcome), []) == verdict
+    store.add([history_entry("other", "n", branch="main"), new_entry(outcome=outcome)])
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert judge_case(case, None).verdict == verdict
+
+
+def test_plan_rejects_branch_without_measurements(store: HistoryStore) -> None:
+    store.add([*baseline_entries(), new_entry()])
+    with pytest.raises(UsageError, match="no measurement of branch 'mian'") as raised:
+        plan_gate(store, baseline="mian", commit="feed", min_effect=0.02)
+    assert "measured branches: main, pr" in raised.value.hint
 
 
 def test_board_errors_of_baseline_are_skipped(store: HistoryStore) -> None:
@@ -181,8 +190,10 @@ def test_failure_that_does_not_repeat_is_undecided(store: HistoryStore) -> None:
 
 
 def test_undecided_verdict_states_needed_rounds(store: HistoryStore) -> None:
-    found = judge_case(planned(store, new_entry(p50_ns=110.0)), decided("undecided", 1.015, rounds_needed=7))
-    assert (found.reason, found.rounds_needed) == ("+1.5 % so far; about 7 more rounds needed", 7)
+    again = decided("undecided", 1.015, rounds_needed=7, board_s=61.0, budget_s=60.0)
+    found = judge_case(planned(store, new_entry(p50_ns=110.0)), again)
+    assert found.reason == "+1.5 % so far; about 7 more rounds needed; the board time of 60 s is spent"
+    assert found.rounds_needed == 7
 
 
 def test_other_compiler_of_same_commit_is_toolchain(store: HistoryStore) -> None:
