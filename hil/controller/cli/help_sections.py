@@ -23,6 +23,7 @@ SECTIONS = {
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
         *("case", "key"),
+        *("start", "end", "dispatches", "keys"),
     ),
     "Model and inputs": (
         *("function", "functions", "dims", "inputs", "seed", "input_range", "generate", "dataset"),
@@ -40,6 +41,7 @@ SECTIONS = {
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
     "Output": (
+        *("save", "node_data", "by", "values"),
         *(
             "output",
             "out",
