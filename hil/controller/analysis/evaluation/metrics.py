@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from hil.errors import UsageError, did_you_mean
 Weights = npt.NDArray[np.float64]
 # Returns the score of all samples. The argument has the weight of each sample, float64 [samples].
 Scorer = Callable[[Weights], float]
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class MeanSquaredError(Metric):
         """Return the mean squared error of the sample, computed in float64."""
         array = choose_output(outputs, self._output, self.name)
         try:
-            wanted = np.asarray(label, np.float64)
+            wanted = np.asarray(_parse_text(label, "numbers"), np.float64)
             actual = np.asarray(array, np.float64)
         except (TypeError, ValueError) as error:
             raise UsageError(f"mse needs numbers: {error}") from error
@@ -138,8 +141,10 @@ class WordErrorRate(Metric):
 
     def measure(self, outputs: Mapping[str, Array], label: Any) -> SampleScore:
         """Return the sample's edits per word of the label, and the number of edits and words as evidence."""
-        heard = _to_words(choose_output(outputs, self._output, self.name), "output")
-        wanted = _to_words(label, "label")
+        output = choose_output(outputs, self._output, self.name)
+        heard, wanted = _to_words(output, "output"), _to_words(label, "label")
+        if isinstance(label, str) and output.dtype.kind in "iub" and all(map(_INTEGER.fullmatch, wanted)):
+            wanted = [int(word) for word in wanted]
         edits = count_edits(heard, wanted)
         return SampleScore(edits / max(len(wanted), 1), [edits, len(wanted)], heard)
 
@@ -182,12 +187,23 @@ def _choose_hint(outputs: Mapping[str, Array]) -> str:
 
 
 def _to_classes(label: Any) -> npt.NDArray[np.int64]:
-    array = np.asarray(label)
+    array = np.asarray(_parse_text(label, "class numbers"))
     if array.dtype.kind not in "iub" and not (array.dtype.kind == "f" and (array == np.round(array)).all()):
         raise UsageError(f"label must have class numbers, got {label!r:.80}")
     if not array.size:
         raise UsageError("label is empty")
     return array.astype(np.int64).ravel()
+
+
+def _parse_text(label: Any, what: str) -> Any:
+    """Return the number in a text label, and other labels unchanged. Raises UsageError if the text is no number."""
+    if not isinstance(label, str):
+        return label
+    if _INTEGER.fullmatch(label):
+        return int(label)
+    if _DECIMAL.fullmatch(label) and math.isfinite(value := float(label)):
+        return value
+    raise UsageError(f"label must have {what}, got {label!r:.80}")
 
 
 def _to_words(value: Any, what: str) -> list[Any]:

@@ -250,20 +250,10 @@ def _load_label(path: Path) -> Any:
         if path.suffix == ".json":
             return read_json(path, MAX_TEXT_BYTES)
         if path.suffix == ".txt":
-            return _parse_text(read_text(path).strip())
+            return read_text(path).strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read label {path}: {getattr(error, 'strerror', None) or error}") from error
     raise UsageError(f"cannot read label {path}: expected .npy, .json, .txt or .pb")
-
-
-def _parse_text(text: str) -> Any:
-    """Return the number in a text, or the text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
@@ -274,14 +264,12 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 2):
         if None in row or None in row.values():
             raise UsageError(f"{path}, row {number}: number of values differs from the header")
-    return [
-        {name: _parse_text(value) if name in LABELS else value for name, value in row.items() if name} for row in rows
-    ]
+    return [{name: value for name, value in row.items() if name} for row in rows]
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(_read_index(path).splitlines(), 1):
+    for number, line in enumerate(_read_index(path).split("\n"), 1):
         if not line.strip():
             continue
         try:

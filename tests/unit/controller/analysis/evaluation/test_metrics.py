@@ -31,6 +31,8 @@ def score_all(metric: Metric, *pairs: tuple[Any, Any]) -> float:
         ("top1", [[NAN, 1, 0]], 0, 0.0),
         ("top1", [[NAN, NAN, NAN]], 0, 0.0),
         ("top1", [[1, 0, 0], [0, 0, 1]], [0, 1], 0.5),
+        ("top1", [[0, 3, 1]], "1", 1.0),
+        ("top1", [[0, 3, 1]], "1.0", 1.0),
         ("top5", [[9, 8, 7, 6, 5, 4, 3]], 4, 1.0),
         ("top5", [[9, 8, 7, 6, 5, 4, 3]], 5, 0.0),
     ],
@@ -52,6 +54,9 @@ def test_top1_accepts_class_numbers() -> None:
         ("top1", {"y": np.zeros(3), "z": np.zeros(3)}, 1, "single output"),
         ("mse", {"y": np.zeros(3)}, [1, 2], "shape"),
         ("mse", {"y": np.zeros(3)}, "text", "numbers"),
+        ("mse", {"y": np.zeros(1)}, "nan", "numbers"),
+        ("mse", {"y": np.zeros(1)}, "1e999", "numbers"),
+        ("top1", {"y": np.zeros((1, 3))}, "1_0", "class numbers"),
         ("wer", {"y": np.zeros(3, np.float32)}, "a", "token IDs"),
         ("map", {"boxes": np.zeros((1, 4))}, {}, "missing scores, classes"),
         ("map", dict.fromkeys(("boxes", "scores", "classes"), np.zeros((1, 4))), 3, "label with boxes"),
@@ -65,6 +70,21 @@ def test_metrics_reject_unsuitable_samples(name: str, outputs: Any, label: Any, 
 def test_mse_averages_over_samples() -> None:
     pairs = [({"y": np.array([1.0, 2.0])}, [1, 4]), ({"y": np.array([0.0, 0.0])}, [0, 0])]
     assert score_all(choose_metric("mse"), *pairs) == 1.0
+
+
+@pytest.mark.parametrize("text", ["1984", "nan", "inf", "1_000", "007"])
+def test_wer_compares_numeric_transcripts_as_text(text: str) -> None:
+    metric = choose_metric("wer")
+    assert metric.measure({"y": np.array([text], object)}, text).value == 0
+    assert metric.measure({"y": np.array([f"{text}0"], object)}, text).value == 1
+
+
+def test_wer_converts_token_ids_in_text() -> None:
+    assert choose_metric("wer").measure({"y": np.array([[4, 5, -1]])}, "4 5").value == 0
+
+
+def test_mse_converts_text() -> None:
+    assert choose_metric("mse").measure({"y": np.array([3.0])}, "1e0").value == 4
 
 
 def test_wer_divides_all_edits_by_all_words() -> None:

@@ -45,7 +45,7 @@ def test_folder_reads_samples_in_natural_order(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert dataset.names == ["s9", "s10"]
     first, second = dataset.read(0, XZ), dataset.read(1, XZ)
-    assert (first.label, second.label) == ({"a": 1}, 3)
+    assert (first.label, second.label) == ({"a": 1}, "3")
     assert first.inputs["x"].tolist() == [[2, 3]] and second.inputs["z"].tolist() == [0, 1]
 
 
@@ -72,8 +72,24 @@ def test_index_names_files_and_labels(suffix: str, tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / f"d.{suffix}")
     assert dataset.names == ["first", "second", "third"]
     samples = [dataset.read(number, X) for number in range(3)]
-    assert samples[0].label == 4 and samples[1].label.tolist() == [2, 3] and samples[2].label == "two words"
+    assert str(samples[0].label) == "4" and samples[1].label.tolist() == [2, 3] and samples[2].label == "two words"
     assert samples[0].inputs["x"].tolist() == [[0, 1]]
+
+
+def test_numbers_in_text_labels_are_kept_as_text(tmp_path: Path) -> None:
+    labels = ["1984", "nan", "inf", "1_000", "007"]
+    (tmp_path / "d.csv").write_text("x,label\n" + "".join(f"a.npy,{label}\n" for label in labels))
+    np.save(tmp_path / "a.npy", ROWS[:1])
+    dataset = open_dataset(tmp_path / "d.csv")
+    assert [dataset.read(number, X).label for number in range(5)] == labels
+
+
+def test_jsonl_labels_may_have_unicode_line_ends(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", ROWS[:1])
+    row = json.dumps({"x": "a.npy", "label": "one\u2028two\u0085three"}, ensure_ascii=False)
+    (tmp_path / "d.jsonl").write_text(f"{row}\r\n\n{row}\n", encoding="utf-8")
+    dataset = open_dataset(tmp_path / "d.jsonl")
+    assert [dataset.read(number, X).label for number in range(2)] == ["one\u2028two\u0085three"] * 2
 
 
 def test_other_files_use_loader(tmp_path: Path) -> None:
