@@ -21,6 +21,8 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0, 1, 101)
 _MOST_DETECTIONS = 100
 _CLASSES = ("classes", "labels", "class_ids")
+# Larger class numbers are not exact in float64.
+_MAX_CLASS = 2.0**53
 Floats = npt.NDArray[np.float64]
 
 
@@ -28,7 +30,7 @@ class MeanAveragePrecision(Metric):
     """Mean average precision of outputs ``boxes`` [N, 4], ``scores`` [N] and ``classes`` [N].
 
     A box is x1, y1, x2, y2. A leading dimension of 1 is removed. Detections with a score that is not above 0 are
-    padding. The label has ``boxes`` [M, 4] and ``classes`` [M].
+    padding. Detections with NaN or infinity do not count. The label has ``boxes`` [M, 4] and ``classes`` [M].
     """
 
     name = "map"
@@ -54,6 +56,10 @@ class MeanAveragePrecision(Metric):
                 f"map got {len(boxes)} boxes, {len(scores)} scores, {len(classes)} classes; "
                 f"the label has {len(wanted)} boxes, {len(kinds)} classes"
             )
+        if not (np.abs(kinds) < _MAX_CLASS).all():
+            raise UsageError(f"map needs finite class numbers in the label, got {kinds.tolist()!r:.80}")
+        valid = np.isfinite(scores) & np.isfinite(boxes).all(axis=1) & (np.abs(classes) < _MAX_CLASS)
+        scores, boxes, classes = scores[valid], boxes[valid], classes[valid]
         order = _choose_detections(scores, classes)
         found = [
             [int(classes[at]), float(scores[at]), hits]

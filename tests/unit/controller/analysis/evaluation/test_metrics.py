@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,27 @@ TWO = {"boxes": [BOX, OTHER], "classes": [1, 1]}
 )
 def test_map_matches_values_by_hand(outputs: Any, label: Any, value: float) -> None:
     assert score_all(choose_metric("map"), (outputs, label)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 1e30])
+def test_map_ignores_detections_without_class(value: float) -> None:
+    outputs = detect((BOX, 0.9, 1), (OTHER, 0.8, 1))
+    outputs["classes"][0, 1] = value
+    measured = choose_metric("map").measure(outputs, ONE)
+    assert measured.value == 1 and len(measured.answer) == 1
+
+
+@pytest.mark.parametrize(("name", "at"), [("scores", (0, 0)), ("boxes", (0, 0, 2))])
+def test_map_ignores_detections_that_are_not_finite(name: str, at: tuple[int, ...]) -> None:
+    outputs = detect((BOX, 0.9, 1))
+    outputs[name][at] = math.inf
+    assert choose_metric("map").measure(outputs, ONE).answer == []
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf])
+def test_map_rejects_labels_without_class(value: float) -> None:
+    with pytest.raises(UsageError, match="finite class numbers"):
+        choose_metric("map").measure(detect((BOX, 0.9, 1)), {"boxes": [BOX], "classes": [value]})
 
 
 def test_map_weights_count_images() -> None:
