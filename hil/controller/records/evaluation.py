@@ -79,7 +79,10 @@ class EvaluationScores(Record, kw_only=True):
     difference: Annotated[Number, note("score on the board - score on the reference")]
     interval: Annotated[ScoreInterval | None, note("null if the samples allow no interval")]
     p_value: Annotated[
-        float | None, note("exact McNemar test, for samples that are right or wrong; null for other metrics")
+        float | None,
+        note(
+            "exact McNemar test, for samples that are right or wrong; null for other metrics, and after an early stop"
+        ),
     ]
     differing: Annotated[Count, note("samples whose answers differ")]
     worst: Annotated[list[WorstSample], note("samples with the largest loss, at most 10")]

@@ -52,7 +52,8 @@ def compute_scores(
         reference=scores[1],
         difference=scores[0] - scores[1],
         interval=interval,
-        p_value=None if only_board is None else mcnemar_p_value(only_board, only_reference or 0),
+        # The exact test assumes a number of samples that the data did not choose.
+        p_value=None if only_board is None or stopped_early else mcnemar_p_value(only_board, only_reference or 0),
         differing=sum(_differs(one) for one in samples),
         worst=[
             WorstSample(

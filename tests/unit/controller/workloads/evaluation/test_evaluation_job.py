@@ -131,7 +131,7 @@ def test_evaluation_stops_when_answer_is_clear(
     assert (record.outcome, record.exit_code, record.stopped_early) == (outcome, code, True)
     assert record.evaluated < 150 and record.allowed_drop == 0.05
     assert record.scores is not None and record.scores.interval is not None
-    assert record.scores.interval.method == "betting"
+    assert record.scores.interval.method == "betting" and record.scores.p_value is None
 
 
 def test_metric_without_range_runs_all_samples(
