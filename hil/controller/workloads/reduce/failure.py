@@ -24,8 +24,10 @@ _REDUCIBLE = frozenset(
 )
 # A wrong output may come closer to the reference by this much. More is a different failure, such as rounding.
 _CLOSER_DB = 30.0
-# Parts of messages that depend on the model: names, types, numbers.
+_OPERATION = r"['\"]([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)['\"]"
+# Parts of messages that depend on the model: names, types, numbers. Names of a compiler's operations remain.
 _VARIABLE = (
+    (re.compile(rf"(?:(?<=\boperation )|(?<=\boperation: )|(?<=\bop )){_OPERATION}|{_OPERATION}(?= op\b|\()"), r"\1\2"),
     (re.compile(r"'[^']*'|\"[^\"]*\"|@[\w$.]+|%[\w$.]+"), "_"),
     (re.compile(r"(?:tensor|vtensor|vector|memref)<[^>]*>|\[[^\]]*\]"), "_"),
     (re.compile(r"(?:/[\w.+-]+){2,}"), "_"),

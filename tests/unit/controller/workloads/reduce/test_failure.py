@@ -18,6 +18,8 @@ from hil.controller.workloads.reduce.failure import Failure, normalise
             "iree-compile died of SIGFPE, in Convert on func.func @main of the phase input",
             "iree-compile died of SIGFPE, in Convert on func.func @main$async_3 of the phase input",
         ),
+        ("cannot use 'features.0.weight'", "cannot use 'features.weight'"),
+        ("'linalg.generic' op uses value 'a.b'", "'linalg.generic' op uses value 'c'"),
         ("cannot tile tensor<4x8xf32> in /tmp/x/1.mlir", "cannot tile tensor<?x2xf16> in /tmp/other/2.mlir"),
     ],
 )
@@ -31,6 +33,9 @@ def test_normalise_ignores_names_types_and_numbers(message, other):
         ("iree-compile died of SIGFPE", "iree-compile died of SIGSEGV"),
         ("iree-compile died with exit code 248", "iree-compile died with exit code 134"),
         ("failed to legalize (onnx.Foo)", "failed to legalize (onnx.Bar)"),
+        ("failed to legalize operation 'torch.aten.foo'", "failed to legalize operation 'torch.aten.bar'"),
+        ("'linalg.generic' op is invalid", "'linalg.pack' op is invalid"),
+        ('see current operation: "torch.foo"(%0)', 'see current operation: "torch.bar"(%0)'),
     ],
 )
 def test_normalise_keeps_signals_codes_and_operators(message, other):
