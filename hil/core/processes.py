@@ -162,7 +162,7 @@ def end_children(spared: Collection[int], ended: dict[int, ExitStatus] | None = 
         left = children().difference(spared, ended or ())
         if not left or time.monotonic() > deadline:
             return
-        _kill(left)
+        kill_trees(left)
         if ended is None:
             for pid in left:
                 with contextlib.suppress(ChildProcessError):
@@ -182,8 +182,11 @@ def peak_memory(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss if sys.platform == "darwin" else usage.ru_maxrss * 1024
 
 
-def _kill(roots: set[int]) -> None:
-    """Kill processes with all descendants. Stops them first, so that none can start a new process meanwhile."""
+def kill_trees(roots: set[int]) -> None:
+    """Kill processes with all descendants. Stops them first, so that none can start a new process meanwhile.
+
+    Descendants are unknown on systems without /proc, and remain.
+    """
     found: set[int] = set()
     while new := _below(roots) - found:
         for pid in new:

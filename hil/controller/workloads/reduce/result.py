@@ -163,7 +163,8 @@ def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Se
         return None
     asked = (*config.compile_flags.get("iree", ()), *options.compile_flags)
     flags = case.artifact.flags if case.artifact is not None else recipe_of(case.model, asked).flags
-    return iree_script(case.outcome, flags, config.devices.get("iree", ""), inputs, expected)
+    device = config.devices.get("iree", "")
+    return iree_script(case.outcome, flags, device, inputs, expected, options.rtol, options.atol)
 
 
 def _why_not(trials: Trials) -> str:

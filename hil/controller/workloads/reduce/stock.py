@@ -6,14 +6,21 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.core.files import MAX_LOG_BYTES
+from hil.core.processes import kill_trees
 from hil.core.results import Outcome
 
 _TAIL = 40
+# Default tolerances of the script for ONNX Runtime.
+_RTOL, _ATOL = 1e-3, 1e-5
+# Float types for which iree-run-module has an absolute tolerance.
+_IREE_FLOATS = ("f16", "bf16", "f32", "f64")
 # Outcomes of the compiler: no board is needed.
 COMPILING = (Outcome.COMPILE_ERROR, Outcome.COMPILE_CRASH)
 _ORT_SCRIPT = '''"""Run model.onnx with ONNX Runtime, and compare with the expected outputs."""
@@ -45,15 +52,29 @@ class StockScript:
 
 
 def iree_script(
-    outcome: Outcome, flags: Sequence[str], device: str, inputs: Sequence[str], expected: Sequence[str]
+    outcome: Outcome,
+    flags: Sequence[str],
+    device: str,
+    inputs: Sequence[str],
+    expected: Sequence[str],
+    rtol: float | None,
+    atol: float | None,
 ) -> StockScript:
-    """Return the script for IREE's tools. Files are relative to its directory."""
+    """Return the script for IREE's tools. Files are relative to its directory.
+
+    Args:
+        rtol, atol: tolerances; None for the defaults of iree-run-module.
+    """
     lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"', "iree-import-onnx model.onnx -o model.mlir"]
     lines.append(shlex.join(["iree-compile", "model.mlir", "-o", "model.vmfb", *flags]))
     if outcome not in COMPILING:
         words = ["iree-run-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
         words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
         words += [f"--expected_output=@{name}" for name in expected]
+        if rtol is not None:
+            words.append(f"--expected_rtol={rtol:g}")
+        if atol is not None:
+            words += [f"--expected_{kind}_threshold={atol:g}" for kind in _IREE_FLOATS]
         lines.append(shlex.join(words))
     return StockScript("reproduce.sh", "\n".join([*lines, ""]), "sh reproduce.sh")
 
@@ -62,7 +83,12 @@ def onnxruntime_script(
     inputs: Sequence[str], expected: Sequence[str], rtol: float | None, atol: float | None
 ) -> StockScript:
     """Return the Python script for ONNX Runtime."""
-    values = {"inputs": list(inputs), "expected": list(expected), "rtol": rtol or 1e-3, "atol": atol or 1e-5}
+    values = {
+        "inputs": list(inputs),
+        "expected": list(expected),
+        "rtol": _RTOL if rtol is None else rtol,
+        "atol": _ATOL if atol is None else atol,
+    }
     return StockScript("reproduce.py", _ORT_SCRIPT.format(**values), "python reproduce.py")
 
 
@@ -76,13 +102,16 @@ def run_script(folder: str, command: str, limit: float) -> dict[str, Any]:
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # Symbolizing a stack trace takes seconds.
     environment: Mapping[str, str] = {**os.environ, "PATH": tools, "LLVM_DISABLE_SYMBOLIZATION": "1"}
-    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(shlex.split(command), cwd=folder, env=environment, **how) as process:
-        code: int | None = None
-        try:
-            printed, _ = process.communicate(timeout=limit)
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            process.kill()
-            printed, _ = process.communicate()
-    return {"code": code, "printed": "\n".join(printed.decode(errors="replace").splitlines()[-_TAIL:])}
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    # A file, not a pipe: reading a pipe would wait for every process that has it.
+    with tempfile.TemporaryFile() as output:
+        with subprocess.Popen(shlex.split(command), cwd=folder, env=environment, stdout=output, **how) as process:
+            code: int | None = None
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                # In a session of its own, the script would survive the end of the isolated process.
+                kill_trees({process.pid})
+        output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
+        printed = output.read(MAX_LOG_BYTES).decode(errors="replace")
+    return {"code": code, "printed": "\n".join(printed.splitlines()[-_TAIL:])}
