@@ -52,6 +52,10 @@ def test_wrong_node_is_found_with_report_and_bundle(hil, tmp_path):
     again = hil("bundle", "run", Path(document["folder"]) / "failure.hilb", "--fault", "corrupt:needs=conv2")
     assert again.code == 1
 
+    # A finished reduction is returned without runs.
+    resumed, _ = reduced(hil("reduce", "--resume", document["id"], "--out", tmp_path / "out", "--json"), 1, tmp_path)
+    assert resumed == document
+
     # Without a result, a resumed reduction continues after the runs in the journal.
     journal = Path(document["folder"]) / "reduce.json"
     stored = json.loads(journal.read_text())

@@ -50,6 +50,8 @@ from hil.errors import (
 
 MAX_RUNS = 64
 _LOG = "reduce.log"
+# Key of the last run in the journal.
+_RESULT = "result"
 _TIMEOUT_S = 600.0
 
 
@@ -70,7 +72,7 @@ def reduce_model(
     Args:
         job: one model with options as for a run. With ``resume``, only ``out`` is used.
         max_runs: maximum number of runs, including the runs of the whole model and of the result.
-        resume: directory of an interrupted reduction.
+        resume: directory of an interrupted reduction. The record of a finished one is returned.
         signing_key: private key that signs the bundle; None writes an unsigned bundle.
 
     Raises:
@@ -83,6 +85,10 @@ def reduce_model(
     if resume is not None:
         record = read_record(resume / RECORD, ReduceRecord)
         check_seal(resume, record.request)
+        if record.finished:
+            return record
+        # A killed process may have run the result without writing it.
+        record.trials = [trial for trial in record.trials if trial.key != _RESULT]
         job = Job.of_record(record.request)
         folder = resume
     (path,) = job.models
@@ -157,7 +163,7 @@ class _Reduction:
                 if self._search_nodes():
                     self._simplify()
             except RunsSpent:
-                record.notes = [*record.notes, f"stopped after {record.max_runs} runs: --max-runs allows more"]
+                trials.add_note(f"stopped after {record.max_runs} runs: --max-runs allows more")
             final = self._run_smallest()
             record.finished = True
             record.exit_code = record.failure.outcome.exit_code if record.failure else 0
@@ -165,13 +171,18 @@ class _Reduction:
             for name in ("base", "work"):
                 shutil.rmtree(trials.folder / name, ignore_errors=True)
         except BoardError as error:
-            write_result(trials, None, None)
+            self._keep_smallest()
             error.hint = "; ".join(filter(None, (f"resume with: {self._resume_command}", error.hint)))
             raise
         except KeyboardInterrupt:
-            write_result(trials, None, None)
+            self._keep_smallest()
             trials.screen.interrupt(self._resume_command)
             raise
+
+    def _keep_smallest(self) -> None:
+        """Write the smallest model of an interrupted reduction, which can be resumed."""
+        self.trials.record.finished, self.trials.record.exit_code = False, None
+        write_result(self.trials, None, None)
 
     @property
     def _resume_command(self) -> str:
@@ -209,7 +220,7 @@ class _Reduction:
                 break
         else:
             note = "the failure does not occur in a copy of the model with fixed sizes: the model was not reduced"
-            self.trials.record.notes = [*self.trials.record.notes, note]
+            self.trials.add_note(note)
             return False
         fails = partial(self._fails, base, parts, values)
         minimise(find_window(len(parts), fails), fails)
@@ -257,9 +268,7 @@ class _Reduction:
         try:
             return model, activations(model, inputs, references=references, **work)
         except (ReferenceFailed, StageTimeout, CompileFailed, CompileCrashed, ImportFailed, UsageError) as error:
-            note = f"inner inputs are random, because the reference failed: {error.message}"
-            if note not in self.trials.record.notes:
-                self.trials.record.notes = [*self.trials.record.notes, note]
+            self.trials.add_note(f"inner inputs are random, because the reference failed: {error.message}")
             return model, None
 
     def _simplify(self) -> None:
@@ -297,7 +306,7 @@ class _Reduction:
         best = self.trials.best
         if best is None:
             return None
-        return self.trials.run("result", "the smallest model again", best, is_final=True)
+        return self.trials.run(_RESULT, "the smallest model again", best, is_final=True)
 
 
 def _ranges(numbers: Items) -> str:

@@ -61,7 +61,7 @@ def write_result(trials: Trials, final: Case | None, signing_key: Path | None) -
         trials.save()
         return
     if not record.trials[-1].same:
-        record.notes = [*record.notes, "the last run of the smallest model did not fail in the same way"]
+        trials.add_note("the last run of the smallest model did not fail in the same way")
     final = _with_references(trials, final)
     outputs = final.result.outputs if final.result else {}
     _save(folder, "outputs", outputs, files, "output of the board")
@@ -76,7 +76,7 @@ def write_result(trials: Trials, final: Case | None, signing_key: Path | None) -
         except UsageError as error:
             if signing_key is not None:
                 raise
-            record.notes = [*record.notes, f"no bundle: {error.message}"]
+            trials.add_note(f"no bundle: {error.message}")
     script = _make_script(trials, final, inputs, expected)
     lines = [_why_not(trials)]
     if script is not None and not trials.faults:
@@ -190,11 +190,11 @@ def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
         return [*lines, "", f"hil could not run it on this machine: {error.message}"]
     code = done["code"]
     if code == 0:
-        trials.record.notes = [*trials.record.notes, "the failure does not occur with stock tools on this machine"]
+        trials.add_note("the failure does not occur with stock tools on this machine")
         return [*lines, "", "On the machine that wrote this report, the failure does **not** occur with these tools."]
     hangs = case.outcome is Outcome.TIMEOUT
     what = f"it was still running after {limit:g} s" if code is None else f"the exit code is {code}"
     if hangs != (code is None):
-        trials.record.notes = [*trials.record.notes, "stock tools fail on this machine in another way"]
+        trials.add_note("stock tools fail on this machine in another way")
     printed = [f"    {line[:300]}" for line in done["printed"].splitlines()]
     return [*lines, "", f"On the machine that wrote this report, {what}:", "", *printed]

@@ -87,6 +87,11 @@ class Trials:
         """Write the journal atomically."""
         write_json(self.folder / RECORD, self.record.to_json())
 
+    def add_note(self, text: str) -> None:
+        """Add a note to the record. A resumed reduction may add it again."""
+        if text not in self.record.notes:
+            self.record.notes = [*self.record.notes, text]
+
     def run_whole(self, case: Case) -> Failure:
         """Run the imported model, or read the result from the journal. Return how it fails.
 

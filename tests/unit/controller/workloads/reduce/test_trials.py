@@ -109,6 +109,13 @@ def test_limit_keeps_a_run_for_the_result(trials):
     assert not found.test("b", "", write(4))
 
 
+def test_notes_of_resumed_reductions_are_not_repeated(trials):
+    found = trials()
+    for text in ("a", "b", "a"):
+        found.add_note(text)
+    assert found.record.notes == ["a", "b"]
+
+
 def test_invalid_candidate_needs_no_run(trials):
     found = trials()
     assert not found.test("a", "", lambda folder: None)
