@@ -13,7 +13,7 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ MATRIX = "matrix.json"
 # Directory in a case's logs with files that reproduce a compiler failure.
 COMPILE_FAILURE = "compile-failure"
 DEFAULT_ROOT = Path("hil-runs")
+_LOCK = ".lock"
 # Increase the number when columns change.
 _INDEX = "index-2.sqlite"
 # File names are limited to 255 bytes. This leaves room for prefixes and suffixes.
@@ -276,6 +277,25 @@ def storing(folder: Path, option: str = "--out") -> contextlib.AbstractContextMa
     """Convert write errors to StorageError. The hint names ``option``, which selects a different directory."""
     hint = "free disk space or check permissions" + (f"; {option} selects another directory" if option else "")
     return storage_errors(f"cannot write to {folder}", hint, stage="report")
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a directory of results for writing. Raises UsageError if a different process has the lock."""
+    import filelock
+
+    lock = filelock.FileLock(folder / _LOCK, timeout=0)
+    with storing(folder):
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise UsageError(
+                f"{folder} is in use by a different hil process", hint="wait for that process to end"
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_folder: bool = False) -> None:

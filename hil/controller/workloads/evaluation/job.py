@@ -34,7 +34,7 @@ from hil.controller.records.evaluation import (
 )
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
-from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, safe_name
+from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, safe_name
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
 from hil.controller.workloads.evaluation.scores import (
     align_names,
@@ -153,7 +153,11 @@ class _Evaluation:
         if run is None:
             request = {**jsonable(asdict(self.job)), _SETTINGS: self.settings.to_json()}
             run = store.create(f"eval-{case.name}", request, command=typed_command())
-        elif (stored := self._continue(run)).outcome in _JUDGED:
+        with lock_folder(run.folder):
+            return self._run_locked(case, run, is_new=is_new)
+
+    def _run_locked(self, case: Case, run: Run, *, is_new: bool) -> EvaluationRecord:
+        if not is_new and (stored := self._continue(run)).outcome in _JUDGED:
             return stored.replace(folder=str(run.folder))
         self.stored = run
         case = replace(case, folder=run.case_folder(case.name))

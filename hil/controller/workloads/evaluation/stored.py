@@ -41,7 +41,8 @@ def write_evaluation(record: EvaluationRecord, folder: Path) -> None:
 def read_samples(folder: Path) -> list[EvaluatedSample]:
     """Return the finished samples in the order of their runs.
 
-    A killed process may leave an incomplete last line, which does not count.
+    A killed process may leave an incomplete last line, which does not count. Of several results of a sample, the first
+    counts.
 
     Raises:
         UsageError: the file is damaged.
@@ -53,15 +54,16 @@ def read_samples(folder: Path) -> list[EvaluatedSample]:
         return []
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    samples = []
+    samples: dict[str, EvaluatedSample] = {}
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         try:
-            samples.append(make_record(parse_json(line), EvaluatedSample))
+            sample = make_record(parse_json(line), EvaluatedSample)
         except (ValueError, UsageError) as error:
             raise UsageError(f"{path}, line {number} is not a sample: {error}") from error
-    return samples
+        samples.setdefault(sample.name, sample)
+    return list(samples.values())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from hil.controller.records.base import read_record
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_case_record
 from hil.controller.storage.paths import exists
-from hil.controller.storage.runs import safe_name, seal, store_tensors, storing, write_file, write_json
+from hil.controller.storage.runs import lock_folder, safe_name, seal, store_tensors, storing, write_file, write_json
 from hil.core import own_version
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
@@ -55,7 +55,6 @@ def installed(packages: tuple[str, ...]) -> dict[str, str]:
 
 HEAD = "suite.json"
 LINES = "results.jsonl"
-_LOCK = ".lock"
 
 
 class SuiteDirectory:
@@ -129,23 +128,12 @@ class SuiteRun(SuiteDirectory):
 
         Raises UsageError if a different process has the lock.
         """
-        import filelock
-
-        lock = filelock.FileLock(self.folder / _LOCK, timeout=0)
-        with storing(self.folder):
-            try:
-                lock.acquire()
-            except filelock.Timeout as error:
-                raise UsageError(
-                    f"{self.folder} is in use by a different hil process", hint="wait for that process to end"
-                ) from error
-            path = self.folder / LINES
-            if path.exists() and (half := read_file(path).rpartition(b"\n")[2]):
-                os.truncate(path, path.stat().st_size - len(half))
-        try:
+        with lock_folder(self.folder):
+            with storing(self.folder):
+                path = self.folder / LINES
+                if path.exists() and (half := read_file(path).rpartition(b"\n")[2]):
+                    os.truncate(path, path.stat().st_size - len(half))
             yield
-        finally:
-            lock.release()
 
     def append(self, record: CaseRecord) -> None:
         """Append a case's record. After the return the record survives a crash of this process."""

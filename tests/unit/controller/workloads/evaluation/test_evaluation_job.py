@@ -16,7 +16,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.evaluation import EvaluationRecord, EvaluationSettings
-from hil.controller.storage.runs import RunStore
+from hil.controller.storage.runs import RunStore, lock_folder
 from hil.controller.workloads.evaluation.job import run_evaluation
 from hil.controller.workloads.evaluation.show import print_evaluation
 from hil.controller.workloads.evaluation.stored import find_evaluation, read_samples
@@ -183,6 +183,19 @@ def test_changed_dataset_cannot_resume(evaluate: Callable[..., EvaluationRecord]
     Path(record.folder, "eval.json").unlink()
     with pytest.raises(UsageError, match="is not an evaluation"):
         evaluate(resume=record.id)
+
+
+def test_running_evaluation_cannot_resume(evaluate: Callable[..., EvaluationRecord]) -> None:
+    record = evaluate()
+    with lock_folder(Path(record.folder)), pytest.raises(UsageError, match="in use by a different hil process"):
+        evaluate(resume=record.id)
+
+
+def test_samples_count_once(evaluate: Callable[..., EvaluationRecord]) -> None:
+    folder = Path(evaluate().folder)
+    samples, file = read_samples(folder), folder / "samples.jsonl"
+    file.write_text(file.read_text() * 2)
+    assert read_samples(folder) == samples
 
 
 def test_reference_model_is_part_of_identity(evaluate: Callable[..., EvaluationRecord]) -> None:
