@@ -54,6 +54,8 @@ class DatasetIdentity(Record, kw_only=True):
     names: Annotated[str, note("digest of the samples' names")]
     model: Annotated[str, note("digest of the model; empty if it was not imported")]
     reference_model: Annotated[str, note("digest of the reference's model; empty if it was not imported")]
+    contents: Annotated[str, note("digest of the dataset's archive, or of its index and labels")] = ""
+    metric: Annotated[str, note("digest of the metric's Python file; empty for metrics of hil")] = ""
 
 
 class ScoreInterval(Record, kw_only=True):

@@ -19,6 +19,7 @@ from hil.controller.analysis.evaluation.metrics import (
 )
 from hil.controller.pipeline.verdicts.accepting import load_function
 from hil.controller.storage.paths import is_file
+from hil.core.files import digest_file
 from hil.core.tensors import Array
 from hil.errors import UsageError, did_you_mean
 
@@ -89,9 +90,10 @@ def choose_metric(text: str, output: str = "") -> Metric:
         path = Path(file)
         if not is_file(path):
             raise UsageError(f"no such file: {path}", hint="--metric FILE.py[:FUNCTION]")
-        return UserMetric(
-            f"{path.name}:{function or _DEFAULT_FUNCTION}", load_function(file, function or _DEFAULT_FUNCTION)
-        )
+        function = function or _DEFAULT_FUNCTION
+        metric = UserMetric(f"{path.name}:{function}", load_function(file, function))
+        metric.digest = digest_file(path)
+        return metric
     if text == "map":
         if output:
             raise UsageError("--output cannot be used with map", hint="map uses the outputs boxes, scores and classes")

@@ -47,6 +47,7 @@ class Metric(ABC):
         bounds: smallest and largest score of a sample, if the total score is the mean of the samples' scores. Only such
             a metric supports an early stop. None otherwise.
         is_share: True if the score of all samples is a share, where 1 is 100 %.
+        digest: digest of the metric's Python file; empty for metrics of hil.
         load_file: loads an input file that is not a tensor file; None without such a function.
     """
 
@@ -54,6 +55,7 @@ class Metric(ABC):
     is_higher_better = True
     bounds: tuple[float, float] | None = None
     is_share = False
+    digest = ""
     load_file: Callable[[Path], Any] | None = None
 
     @abstractmethod

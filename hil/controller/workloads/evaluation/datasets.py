@@ -19,7 +19,7 @@ from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.bounded_json import parse_json, read_json
 from hil.core.digest import digest_of
-from hil.core.files import MAX_TEXT_BYTES, read_text
+from hil.core.files import MAX_TEXT_BYTES, digest_file, read_text, within
 from hil.core.npy import load_npy
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
@@ -81,6 +81,10 @@ class Dataset(ABC):
         except UsageError as error:
             raise UsageError(f"{self.path}, sample {sample.name}: {error.message}", hint=error.hint) from error
 
+    @abstractmethod
+    def digest_contents(self) -> str:
+        """Return a digest of the labels and, if they are in the same file, of the inputs. Raises UsageError."""
+
     def digest_names(self) -> str:
         """Return a digest of the samples' names in order."""
         return digest_of("\0".join(self.names).encode())
@@ -130,6 +134,10 @@ class ArchiveDataset(Dataset):
         label = self._labels[index]
         return LabeledSample(self.names[index], inputs, label)
 
+    def digest_contents(self) -> str:
+        """Return a digest of the archive."""
+        return _digest_files([self.path])
+
 
 class IndexDataset(Dataset):
     """Index of samples: a .csv or .jsonl file with file names of inputs, and labels.
@@ -156,11 +164,29 @@ class IndexDataset(Dataset):
         for spec, value in zip(specs, _choose_values(columns, specs, where), strict=True):
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{where}: expected a file name for input {spec.name!r}, got {value!r:.80}")
-            inputs[spec.name] = _load_tensor(self.path.parent / value, spec.dtype, self._load_file)
+            inputs[spec.name] = _load_tensor(self._locate(value, where), spec.dtype, self._load_file)
         label = next(row[one] for one in LABELS if one in row)
-        if isinstance(label, str) and Path(label).suffix in (".npy", ".json"):
-            label = _load_label(self.path.parent / label)
-        return LabeledSample(self.names[index], inputs, label)
+        file = self._label_file(index)
+        return LabeledSample(self.names[index], inputs, label if file is None else _load_label(file))
+
+    def digest_contents(self) -> str:
+        """Return a digest of the index and of the labels' files."""
+        return _digest_files([self.path, *filter(None, map(self._label_file, range(len(self._rows))))])
+
+    def _label_file(self, index: int) -> Path | None:
+        label = next(self._rows[index][one] for one in LABELS if one in self._rows[index])
+        if not isinstance(label, str) or Path(label).suffix not in (".npy", ".json"):
+            return None
+        return self._locate(label, f"{self.path}, sample {self.names[index]}")
+
+    def _locate(self, name: str, where: str) -> Path:
+        """Return the path of a file in the index. Raises UsageError for other places: an index is untrusted."""
+        folder = self.path.parent
+        try:
+            return within(folder, folder / name)
+        except UsageError as error:
+            hint = "files must be below the directory of the index, also after resolving links"
+            raise UsageError(f"{where}: {error.message}", hint=hint) from error
 
 
 class FolderDataset(Dataset):
@@ -185,10 +211,7 @@ class FolderDataset(Dataset):
     def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
         """Read the files of a sample."""
         folder = self._folders[index]
-        try:
-            files = {one.stem: one for one in sorted(folder.iterdir()) if is_file(one)}
-        except OSError as error:
-            raise UsageError(f"cannot read sample {folder}: {error.strerror or error}") from error
+        files = _list_files(folder)
         inputs: dict[str, Array] = {}
         for number, spec in enumerate(specs):
             file = files.get(spec.name) or files.get(f"input_{number}")
@@ -197,16 +220,45 @@ class FolderDataset(Dataset):
             inputs[spec.name] = _load_tensor(file, spec.dtype, self._load_file)
         return LabeledSample(self.names[index], inputs, self._read_label(folder, files))
 
+    def digest_contents(self) -> str:
+        """Return a digest of the labels' files."""
+        every = map(_list_files, self._folders)
+        return _digest_files([files[name] for files in every for name in _label_names(files)])
+
     def _read_label(self, folder: Path, files: Mapping[str, Path]) -> Any:
-        if file := next((files[one] for one in LABELS if one in files), None):
-            return _load_label(file)
-        expected = sorted(name for name in files if _EXPECTED.fullmatch(name))
+        expected = _label_names(files)
         if not expected:
             raise UsageError(f"sample {folder}: no label", hint="create label.npy, label.json or label.txt")
+        if expected[0] in LABELS:
+            return _load_label(files[expected[0]])
         arrays = [_load_tensor(files[name], "", None) for name in expected]
         if len(arrays) == 1:
             return arrays[0]
         return dict(zip(expected, arrays, strict=True))
+
+
+def _list_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a sample by name without suffix."""
+    try:
+        return {one.stem: one for one in sorted(folder.iterdir()) if is_file(one)}
+    except OSError as error:
+        raise UsageError(f"cannot read sample {folder}: {error.strerror or error}") from error
+
+
+def _label_names(files: Mapping[str, Path]) -> list[str]:
+    """Return the name of a sample's label, or the names of its expected outputs."""
+    label = next((one for one in LABELS if one in files), None)
+    return [label] if label else sorted(name for name in files if _EXPECTED.fullmatch(name))
+
+
+def _digest_files(paths: Sequence[Path]) -> str:
+    digests = []
+    for path in paths:
+        try:
+            digests.append(digest_file(path))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    return digest_of("\n".join(digests).encode())
 
 
 def _choose_values(values: Mapping[str, Any], specs: Sequence[TensorSpec], where: str) -> list[Any]:

@@ -147,6 +147,8 @@ class _Evaluation:
         self.identity = DatasetIdentity(
             samples=len(self.dataset.names),
             names=self.dataset.digest_names(),
+            contents=self.dataset.digest_contents(),
+            metric=self.metric.digest,
             model=case.model.digest if case.model else "",
             reference_model=self.reference_model.digest if self.reference_model else "",
         )
@@ -190,7 +192,9 @@ class _Evaluation:
         """Take over the finished samples of a stored evaluation. Return the stored record."""
         stored = read_evaluation(run)
         if stored.identity != self.identity:
-            changed = "model" if stored.identity.model != self.identity.model else "dataset"
+            old, new = stored.identity, self.identity
+            models = (old.model, old.reference_model) != (new.model, new.reference_model)
+            changed = "model" if models else "metric" if old.metric != new.metric else "dataset"
             raise UsageError(f"cannot resume {run.id}: the {changed} changed", hint="start a new evaluation")
         self.samples = read_samples(run.folder)
         self.reference = stored.reference

@@ -92,6 +92,35 @@ def test_jsonl_labels_may_have_unicode_line_ends(tmp_path: Path) -> None:
     assert [dataset.read(number, X).label for number in range(2)] == ["one\u2028two\u0085three"] * 2
 
 
+@pytest.mark.parametrize("row", ['"/etc/x.npy","1"', '"../x.npy","1"', '"link.npy","1"', '"a.npy","../x.json"'])
+def test_index_cannot_name_files_elsewhere(row: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for file in (folder / "a.npy", tmp_path / "x.npy"):
+        np.save(file, ROWS[:1])
+    (tmp_path / "x.json").write_text("1")
+    (folder / "link.npy").symlink_to(tmp_path / "x.npy")
+    (folder / "d.csv").write_text(f"x,label\n{row}\n")
+    with pytest.raises(UsageError, match=r"sample 0: .* points outside"):
+        open_dataset(folder / "d.csv").read(0, X)
+
+
+def test_digest_depends_on_labels(tmp_path: Path) -> None:
+    def digest(name: str) -> str:
+        return open_dataset(tmp_path / name).digest_contents()
+
+    found = set()
+    for label in ("1", "2"):
+        (tmp_path / "l.json").write_text(label)
+        (tmp_path / "d.jsonl").write_text('{"x": "a.npy", "label": "l.json"}\n')
+        (tmp_path / "d.csv").write_text(f"x,label\na.npy,{label}\n")
+        np.savez(tmp_path / "d.npz", x=ROWS[:1], label=[int(label)])
+        found |= {digest("d.jsonl"), digest("d.csv"), digest("d.npz")}
+        save_sample(tmp_path / label / "s", text=label)
+        found.add(digest(label))
+    assert len(found) == 8
+
+
 def test_other_files_use_loader(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("5")
     (tmp_path / "d.csv").write_text("x,label\na.png,1\n")

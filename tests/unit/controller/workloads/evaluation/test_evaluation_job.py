@@ -180,8 +180,19 @@ def test_changed_dataset_cannot_resume(evaluate: Callable[..., EvaluationRecord]
     np.savez("d.npz", x=np.zeros((3, 2), np.float32), label=[0, 1, 0])
     with pytest.raises(UsageError, match="the dataset changed"):
         evaluate(resume=record.id)
+    np.savez("d.npz", x=np.zeros((200, 2), np.float32), label=LABELS)
+    with pytest.raises(UsageError, match="the dataset changed"):
+        evaluate(resume=record.id)
     Path(record.folder, "eval.json").unlink()
     with pytest.raises(UsageError, match="is not an evaluation"):
+        evaluate(resume=record.id)
+
+
+def test_changed_metric_cannot_resume(evaluate: Callable[..., EvaluationRecord]) -> None:
+    Path("own.py").write_text("def score(outputs, label): return 1\n")
+    record = evaluate("own.py")
+    Path("own.py").write_text("def score(outputs, label): return 0\n")
+    with pytest.raises(UsageError, match="the metric changed"):
         evaluate(resume=record.id)
 
 
