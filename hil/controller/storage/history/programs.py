@@ -16,11 +16,12 @@ from hil.controller.records.history import StoredProgram
 from hil.core.digest import algorithm_of, digest_of
 from hil.core.files import copy_file, digest_file, within
 from hil.core.storage_errors import storage_errors
-from hil.errors import UsageError
+from hil.errors import StorageError, UsageError
 
 RECORD = "program.json"
 FILES = "files"
 _NAME = re.compile(r"(blake3|sha256)-[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"\.(new|old)-[0-9a-f]{16}")
 _MAX_RECORD_BYTES = 16 << 20
 
 
@@ -40,7 +41,11 @@ def combine_digests(digests: Mapping[str, str]) -> str:
 
 
 class ProgramFolder:
-    """Directory of programs. Only the process with the history's write lock may change it."""
+    """Directory of programs. Only the process with the history's write lock may change it.
+
+    All methods raise StorageError if the directory is a symbolic link: a repository could link it to a directory of the
+    user, whose content would be deleted.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,26 +113,36 @@ class ProgramFolder:
 
     def sizes(self) -> dict[str, int]:
         """Return digest -> size in bytes of all programs."""
-        if not self.root.is_dir():
-            return {}
         with self._storage():
             return {
                 folder.name.replace("-", ":", 1): sum(
                     file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()
                 )
-                for folder in self.root.iterdir()
-                if _NAME.fullmatch(folder.name)
+                for folder in self._list(_NAME)
             }
 
     def remove_leftovers(self) -> None:
         """Delete the temporary directories of killed processes."""
-        for folder in self.root.glob(".*-*"):
+        for folder in self._list(_LEFTOVER):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _list(self, name: re.Pattern[str]) -> list[Path]:
+        """Return the subdirectories with matching names."""
+        self._refuse_link()
+        if not self.root.is_dir():
+            return []
+        with self._storage():
+            return [one for one in self.root.iterdir() if name.fullmatch(one.name) and not one.is_symlink()]
+
+    def _refuse_link(self) -> None:
+        if self.root.is_symlink():
+            raise StorageError(f"{self.root} is a symbolic link", hint="remove it, or choose another --history")
 
     def _storage(self) -> contextlib.AbstractContextManager[None]:
         return storage_errors(f"cannot write to {self.root}", "free disk space, or choose another --history")
 
     def _path(self, digest: str) -> Path:
+        self._refuse_link()
         algorithm_of(digest)  # refuses texts that are not digests, which may be paths
         return self.root / digest.replace(":", "-", 1)
 

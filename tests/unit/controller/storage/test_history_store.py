@@ -206,7 +206,7 @@ def test_killed_writer_leaves_no_partial_add(tmp_path):
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    (place / "programs" / ".new-half").mkdir(parents=True)
+    (place / "programs" / f".new-{'0' * 16}").mkdir(parents=True)
     with HistoryStore.open(place) as store:
         assert list(store.entries()) == []
         assert store.add([history_entry("r1"), history_entry("r2")], [source]).added == 2
@@ -294,3 +294,20 @@ def test_program_of_confirmed_entry_is_kept_above_quota(store, tmp_path):
     store.confirm(entries[0], "measured")
     store.add(entries[2:], sources[2:])
     assert [store.program(one.record.digest) is not None for one in sources] == [True, False, False, False, True]
+
+
+def test_store_refuses_linked_programs_and_keeps_other_directories(tmp_path):
+    place, victim = tmp_path / "history", tmp_path / "victim"
+    source = program_source(tmp_path / "p", b"program")
+    kept = [victim / name for name in (".oh-my-zsh", f".new-{'0' * 16}")]
+    for folder in kept:
+        folder.mkdir(parents=True)
+    with HistoryStore.open(place, create=True) as store:
+        (place / "programs").symlink_to(victim)
+        for attempt in (lambda: store.add([history_entry()], [source]), lambda: store.program(source.record.digest)):
+            with pytest.raises(StorageError, match="programs is a symbolic link"):
+                attempt()
+        (place / "programs").unlink()
+        victim.rename(place / "programs")
+        store.add([history_entry()])
+    assert [one.name for one in (place / "programs").iterdir()] == [".oh-my-zsh"]
