@@ -56,9 +56,23 @@ class ProgramFolder:
         return folder if (folder / RECORD).is_file() else None
 
     def read(self, digest: str) -> StoredProgram | None:
-        """Return a program's record, or None if it is not stored. Raises UsageError if the record is unreadable."""
+        """Return a program's record, or None if it is not stored.
+
+        Raises:
+            StorageError: the record is damaged, belongs to another program, or names files outside of the directory.
+        """
         folder = self.find(digest)
-        return None if folder is None else read_record(folder / RECORD, StoredProgram, _MAX_RECORD_BYTES)
+        if folder is None:
+            return None
+        try:
+            record = read_record(folder / RECORD, StoredProgram, _MAX_RECORD_BYTES)
+            _check_record(record, digest, folder)
+        except UsageError as error:
+            raise StorageError(
+                f"the history's program {digest} is damaged: {error.message}",
+                hint=f"delete {folder} and add its runs again: hil history add RUN...",
+            ) from error
+        return record
 
     def add(self, source: ProgramSource) -> bool:
         """Copy a program, and verify its digests. Return False if it is stored already.
@@ -145,6 +159,18 @@ class ProgramFolder:
         self._refuse_link()
         algorithm_of(digest)  # refuses texts that are not digests, which may be paths
         return self.root / digest.replace(":", "-", 1)
+
+
+def _check_record(record: StoredProgram, digest: str, folder: Path) -> None:
+    """Raise UsageError unless a record describes the program with this digest, with all files in its directory."""
+    if not record.digest == digest == combine_digests(record.files):
+        raise UsageError(f"{RECORD} describes another program")
+    if record.main not in record.files:
+        raise UsageError(f"main file {record.main!r} is not a file of the program")
+    if folder.is_symlink() or (folder / FILES).is_symlink():
+        raise UsageError("the directory is a symbolic link")
+    for name in record.files:
+        within(folder / FILES, folder / FILES / name)
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:

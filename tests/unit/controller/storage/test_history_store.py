@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -311,3 +312,25 @@ def test_store_refuses_linked_programs_and_keeps_other_directories(tmp_path):
         victim.rename(place / "programs")
         store.add([history_entry()])
     assert [one.name for one in (place / "programs").iterdir()] == [".oh-my-zsh"]
+
+
+@pytest.mark.parametrize("change", ["digest", "files", "main", "outside", "json", "link"])
+def test_program_record_rejects_damaged_record(store, tmp_path, change):
+    source = program_source(tmp_path / "p", b"program")
+    digest = source.record.digest
+    store.add([], [source])
+    files = store.program(digest)
+    record = files.parent / "program.json"
+    values = source.record.to_json()
+    if change == "link":
+        files.rename(tmp_path / "files")
+        files.symlink_to(tmp_path / "files")
+    changes = {
+        "digest": {"digest": digest_of(b"other")},
+        "files": {"files": {"main.vmfb": digest_of(b"other")}},
+        "main": {"main": "../main.vmfb"},
+        "outside": {"files": {"../../../x": digest}, "main": "../../../x"},
+    }
+    record.write_text("{" if change == "json" else json.dumps({**values, **changes.get(change, {})}))
+    with pytest.raises(StorageError, match="is damaged"):
+        store.program_record(digest)
