@@ -13,20 +13,13 @@ digest. Any number of processes may read and write it at the same time. A write 
 
 from __future__ import annotations
 
-import array
-import json
-import math
 import sqlite3
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
 
-from hil.controller.records.base import R, make_record
 from hil.controller.records.history import (
-    MAX_SAMPLES,
     AddedEntries,
     Confirmation,
     HistoryEntry,
@@ -37,6 +30,15 @@ from hil.controller.records.history import (
 )
 from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_QUOTA
 from hil.controller.storage.history.database import database_errors, open_database, writing
+from hil.controller.storage.history.encoding import (
+    bound_column,
+    check_entry,
+    decode_entry,
+    decode_record,
+    encode_record,
+    list_columns,
+    pack_samples,
+)
 from hil.controller.storage.history.programs import FILES, ProgramFolder, ProgramSource
 from hil.core.digest import digest_of
 from hil.errors import StorageError, UsageError
@@ -50,7 +52,7 @@ _NEWEST = "row_number() over (partition by series order by created desc, run des
 
 def series_id(key: SeriesKey) -> str:
     """Return the ID of a series: the first digits of a digest of its key."""
-    return digest_of(_encode(key)).split(":")[1][:_ID_LENGTH]
+    return digest_of(encode_record(key)).split(":")[1][:_ID_LENGTH]
 
 
 def median_ns(samples: Sequence[float]) -> float | None:
@@ -116,14 +118,14 @@ class HistoryStore:
             f"with ranked as (select series, created, outcome, commit_id, {_NEWEST} as rank, count(*) over (partition"
             " by series) as total, first_value(p50_ns) over (partition by series order by p50_ns is null, created desc,"
             " run desc) as p50_ns from entries)"
-            " select id, key, total, created, outcome, commit_id, p50_ns from ranked join series on id = series"
-            " where rank = 1"
+            f" select id, {bound_column('key')}, total, created, outcome, commit_id, p50_ns"
+            " from ranked join series on id = series where rank = 1"
         )
         found = []
         with database_errors(self.folder):
             for name, key, total, created, outcome, commit, p50_ns in self._database.execute(text):
                 row = {"id": name, "entries": total, "created": created, "outcome": outcome, "commit": commit}
-                found.append(SeriesSummary(**row, key=self._load(key, SeriesKey), p50_ns=p50_ns))
+                found.append(SeriesSummary(**row, key=decode_record(key, SeriesKey, self.folder), p50_ns=p50_ns))
         return sorted(found, key=lambda one: (one.key.model, one.key.case, one.key.board, one.key.runtime, one.id))
 
     def find_series(self, name: str) -> SeriesSummary:
@@ -155,12 +157,12 @@ class HistoryStore:
         annotations = self.annotations()
         with database_errors(self.folder):
             rows = self._database.execute(
-                "select document, samples, confirmed from entries where ?1 in ('', series)"
-                " order by created, run, case_name",
+                f"select {bound_column('document')}, {bound_column('samples')}, confirmed"
+                " from entries where ?1 in ('', series) order by created, run, case_name",
                 (wanted,),
             )
             for document, samples, confirmed in rows:
-                entry = self._decode(document, samples, confirmed)
+                entry = decode_entry(document, samples, confirmed, self.folder)
                 yield entry.replace(annotations=[one for one in annotations if _applies(one, entry)])
 
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
@@ -180,7 +182,7 @@ class HistoryStore:
             known = self._read_keys()
             for entry in entries:
                 try:
-                    checked = _check_entry(entry)
+                    checked = check_entry(entry)
                 except (UsageError, UnicodeError) as error:
                     report.skipped.append(f"{entry.run!r} {entry.case!r}: {error}")
                     continue
@@ -293,19 +295,23 @@ class HistoryStore:
             report.skipped.append(f"program {record.digest}: {error.message}")
 
     def _read_keys(self) -> list[SeriesKey]:
-        return [self._load(text, SeriesKey) for (text,) in self._database.execute("select key from series")]
+        return [
+            decode_record(text, SeriesKey, self.folder)
+            for (text,) in self._database.execute(f"select {bound_column('key')} from series")
+        ]
 
     def _insert(self, entry: HistoryEntry, known: Sequence[SeriesKey]) -> bool:
         entry = entry.replace(key=_complete_key(entry.key, known), annotations=[], confirmed="")
         key, name = entry.key, series_id(entry.key)
         plain = entry.replace(samples_ns=[])
-        run, case, *others = _list_columns(entry)
+        run, case, *others = list_columns(entry)
+        values = (run, case, name, entry.created, *others, entry.p50_ns, encode_record(plain))
         inserted = self._database.execute(
             "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '') on conflict do nothing",
-            (*(run, case, name, entry.created, *others, entry.p50_ns, _encode(plain), _pack(entry.samples_ns)),),
+            (*values, pack_samples(entry.samples_ns)),
         ).rowcount
         if inserted:
-            self._database.execute("insert or ignore into series values (?, ?)", (name, _encode(key)))
+            self._database.execute("insert or ignore into series values (?, ?)", (name, encode_record(key)))
         return bool(inserted)
 
     def _rank_programs(self) -> tuple[dict[str, float], set[str]]:
@@ -327,24 +333,6 @@ class HistoryStore:
         }
         return used, kept
 
-    def _decode(self, document: Any, samples: Any, confirmed: str) -> HistoryEntry:
-        try:
-            times = array.array("d", samples)
-        except (ValueError, TypeError) as error:
-            raise _damaged(self.folder, error) from error
-        if sys.byteorder == "big":
-            times.byteswap()
-        if confirmed not in get_args(Confirmation):
-            raise _damaged(self.folder, ValueError(f"unknown confirmation {confirmed!r:.40}"))
-        return self._load(document, HistoryEntry).replace(samples_ns=times.tolist(), confirmed=confirmed)
-
-    def _load(self, text: Any, kind: type[R]) -> R:
-        """Convert JSON of the database to a record. The database may be from another user."""
-        try:
-            return make_record(json.loads(text), kind)
-        except (ValueError, TypeError, RecursionError, UsageError) as error:
-            raise _damaged(self.folder, error) from error
-
 
 def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:
     """Return the only known key that differs in nothing but an unknown board or runtime, or else the given key."""
@@ -360,36 +348,3 @@ def _applies(note: HistoryNote, entry: HistoryEntry) -> bool:
     if note.commit:
         return note.commit == entry.source.commit
     return note.run == entry.run and note.case in ("", entry.case)
-
-
-def _check_entry(entry: HistoryEntry) -> HistoryEntry:
-    """Return a valid entry. An invalid one would make the history unreadable. Raises UsageError or UnicodeError."""
-    "".join(_list_columns(entry)).encode()
-    times = entry.samples_ns
-    if len(times) > MAX_SAMPLES or not all(map(math.isfinite, times)):
-        raise UsageError(f"expected at most {MAX_SAMPLES} finite samples")
-    return make_record(entry.replace(samples_ns=[]).to_json(), HistoryEntry).replace(samples_ns=times)
-
-
-def _list_columns(entry: HistoryEntry) -> tuple[str, ...]:
-    """Return the texts of an entry that are columns of the database."""
-    return (entry.run, entry.case, entry.source.commit, entry.source.branch, entry.program, entry.outcome)
-
-
-def _encode(record: Any) -> bytes:
-    return json.dumps(record.to_json(), sort_keys=True, allow_nan=False).encode()
-
-
-def _pack(samples: Sequence[float]) -> bytes:
-    """Encode times as little-endian float64."""
-    times = array.array("d", samples)
-    if sys.byteorder == "big":
-        times.byteswap()
-    return times.tobytes()
-
-
-def _damaged(folder: Path, error: Exception) -> StorageError:
-    text = error.message if isinstance(error, UsageError) else str(error)
-    return StorageError(
-        f"the history {folder} is damaged: {text}", hint="move it away and add the runs again: hil history add RUN..."
-    )

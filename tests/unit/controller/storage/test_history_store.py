@@ -334,3 +334,38 @@ def test_program_record_rejects_damaged_record(store, tmp_path, change):
     record.write_text("{" if change == "json" else json.dumps({**values, **changes.get(change, {})}))
     with pytest.raises(StorageError, match="is damaged"):
         store.program_record(digest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "document = zeroblob(2000000)",
+        "document = cast('[' || replace(hex(zeroblob(200000)), '00', '0,') || '0]' as blob)",
+        "document = 'text'",
+        "samples = zeroblob(80008)",
+        "samples = zeroblob(7)",
+        "samples = 3",
+        "confirmed = 'other'",
+    ],
+)
+def test_entries_reject_oversized_or_invalid_values(store, change):
+    store.add([history_entry()])
+    with sqlite3.connect(store.folder / FILE) as database:
+        database.execute(f"update entries set {change}")
+    with pytest.raises(StorageError, match="is damaged"):
+        list(store.entries())
+
+
+def test_series_reject_oversized_key(store):
+    store.add([history_entry()])
+    with sqlite3.connect(store.folder / FILE) as database:
+        database.execute("update series set key = zeroblob(2000000)")
+    for attempt in (store.series, lambda: store.add([history_entry("r2")])):
+        with pytest.raises(StorageError, match="is damaged"):
+            attempt()
+
+
+def test_store_skips_oversized_entry(store):
+    report = store.add([history_entry(reason="a" * 2_000_000)])
+    assert "2000" in report.skipped[0]
+    assert list(store.entries()) == []

@@ -1,0 +1,110 @@
+"""Values in the database of a history: checked before they are written, and bounded when they are read."""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from hil.controller.records.base import R, make_record
+from hil.controller.records.history import MAX_SAMPLES, Confirmation, HistoryEntry
+from hil.core.bounded_json import check_value_count, parse_json
+from hil.errors import StorageError, UsageError
+
+# A damaged history, or one of another user, must not fill the memory.
+_MAX_BYTES = 1 << 20
+_MAX_VALUES = 100_000
+_SAMPLE_BYTES = 8
+
+
+def check_entry(entry: HistoryEntry) -> HistoryEntry:
+    """Return a valid entry. An invalid one would make the history unreadable. Raises UsageError or UnicodeError."""
+    "".join(list_columns(entry)).encode()
+    times = entry.samples_ns
+    if len(times) > MAX_SAMPLES or not all(map(math.isfinite, times)):
+        raise UsageError(f"expected at most {MAX_SAMPLES} finite samples")
+    checked = make_record(entry.replace(samples_ns=[]).to_json(), HistoryEntry)
+    document = encode_record(checked)
+    if len(document) > _MAX_BYTES:
+        raise UsageError(f"the entry has {len(document)} bytes, at most {_MAX_BYTES} are allowed")
+    try:
+        check_value_count(document, _MAX_VALUES)
+    except ValueError as error:
+        raise UsageError(f"the entry has {error}") from error
+    return checked.replace(samples_ns=times)
+
+
+def list_columns(entry: HistoryEntry) -> tuple[str, ...]:
+    """Return the texts of an entry that are columns of the database."""
+    return (entry.run, entry.case, entry.source.commit, entry.source.branch, entry.program, entry.outcome)
+
+
+def bound_column(column: str) -> str:
+    """Return an SQL expression for a BLOB column. It is null, and reads only the length, if the value is too large."""
+    return f"case when typeof({column}) = 'blob' and length({column}) <= {_MAX_BYTES} then {column} end"
+
+
+def encode_record(record: Any) -> bytes:
+    """Encode a record as JSON."""
+    return json.dumps(record.to_json(), sort_keys=True, allow_nan=False).encode()
+
+
+def decode_record(data: Any, kind: type[R], folder: Path) -> R:
+    """Decode a record.
+
+    Args:
+        data: value of :func:`bound_column`.
+        folder: directory of the history, for the message.
+
+    Raises:
+        StorageError: the value is invalid.
+    """
+    try:
+        return make_record(parse_json(_require_bytes(data), _MAX_VALUES), kind)
+    except (ValueError, UsageError) as error:
+        raise _damaged(folder, error) from error
+
+
+def decode_entry(document: Any, samples: Any, confirmed: str, folder: Path) -> HistoryEntry:
+    """Decode an entry, as :func:`decode_record`."""
+    try:
+        times = _unpack_samples(_require_bytes(samples))
+        if confirmed not in get_args(Confirmation):
+            raise ValueError(f"unknown confirmation {confirmed!r:.40}")
+    except ValueError as error:
+        raise _damaged(folder, error) from error
+    return decode_record(document, HistoryEntry, folder).replace(samples_ns=times, confirmed=confirmed)
+
+
+def pack_samples(samples: Sequence[float]) -> bytes:
+    """Encode times as little-endian float64."""
+    times = array.array("d", samples)
+    if sys.byteorder == "big":
+        times.byteswap()
+    return times.tobytes()
+
+
+def _unpack_samples(data: bytes) -> list[float]:
+    if len(data) > MAX_SAMPLES * _SAMPLE_BYTES:
+        raise ValueError(f"more than {MAX_SAMPLES} samples")
+    times = array.array("d", data)
+    if sys.byteorder == "big":
+        times.byteswap()
+    return times.tolist()
+
+
+def _require_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError(f"expected a BLOB of at most {_MAX_BYTES} bytes")
+    return value
+
+
+def _damaged(folder: Path, error: Exception) -> StorageError:
+    text = error.message if isinstance(error, UsageError) else str(error)
+    return StorageError(
+        f"the history {folder} is damaged: {text}", hint="move it away and add the runs again: hil history add RUN..."
+    )
