@@ -90,7 +90,7 @@ class HistoryEntry(Record, kw_only=True):
     key: SeriesKey
     run: Annotated[str, note("ID of the run, bench or suite run; with the case unique in a history")]
     case: Annotated[str, note("name of the case in the run")]
-    folder: Annotated[str, note("directory of the run when it was added, or empty")] = ""
+    folder: Annotated[str, note("absolute path of the run when it was added, or empty")] = ""
     created: Annotated[Timestamp, note("time of the measurement, in seconds since the epoch")]
     source: SourceState
     outcome: Annotated[str, note("an outcome; SKIP if the output was not compared")]

@@ -91,7 +91,7 @@ class Collector:
                 self.found.skipped.append(f"{record.id}: {case.name} is from {side.from_run}")
             else:
                 program = self._keep_program(case, run)
-                entry = make_run_entry(record, case, state, str(run.folder), bench, side)
+                entry = make_run_entry(record, case, state, str(run.folder.absolute()), bench, side)
                 self.found.entries.append(entry.replace(program=program))
 
     def _keep_program(self, case: RunCase, run: Run) -> str:
@@ -108,7 +108,7 @@ class Collector:
         state = self._options.state_of(run.head.origin)
         for case in run.records():
             digests = self._finder.digests_of_main(case.program) if case.program else {}
-            entry = make_suite_entry(run.head, case, state, str(run.folder))
+            entry = make_suite_entry(run.head, case, state, str(run.folder.absolute()))
             if source := digests and self._finder.find(_make_artifact(case, digests), None, ()):
                 self.found.programs[source.record.digest] = source
                 entry = entry.replace(program=source.record.digest)
@@ -140,7 +140,7 @@ def make_run_entry(
     """Return the entry of an ended case of `hil run`, `hil bundle run`, `hil trace run` or `hil bench`.
 
     Args:
-        folder: directory of the run.
+        folder: absolute path of the run.
         bench: the bench, if the run is one.
         side: the bench's side with this case.
     """

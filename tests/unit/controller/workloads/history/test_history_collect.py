@@ -165,3 +165,11 @@ def test_model_paths_are_relative_to_repository(tmp_path, monkeypatch):
     assert shorten_model("m.onnx") == shorten_model(str(tmp_path / "sub/m.onnx")) == "sub/m.onnx"
     assert shorten_model("../m.onnx") == "m.onnx"
     assert shorten_model("/elsewhere/m.onnx") == "m.onnx"
+
+
+def test_entries_name_absolute_folder_of_run(collector, tmp_path):
+    write_run(tmp_path / "r1", run_case(name="m"))
+    suite_run(tmp_path / "s", [case("one", board="sim")])
+    for name in ("r1", "s"):
+        collector.collect(Path(name))
+    assert [entry.folder for entry in collector.found.entries] == [str(tmp_path / "r1"), str(tmp_path / "s")]
