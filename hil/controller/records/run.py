@@ -102,6 +102,11 @@ class DeviceStatistics(Record, kw_only=True):
     samples_ns: Samples = []
 
     @property
+    def is_cold_only(self) -> bool:
+        """Whether the only iteration was the first one after the load."""
+        return self.iterations == 1 and self.cold_ns is not None
+
+    @property
     def warm_ns(self) -> list[int]:
         """The samples that the statistics include: without a cold iteration, unless it is the only one."""
         return self.samples_ns[1 if self.cold_ns is not None and self.iterations > 1 else 0 :]

@@ -32,7 +32,7 @@ def case_fields(case: RunCase) -> dict[str, Any]:
         "device_p90_ns": device.p90_ns,
         "samples_ns": device.warm_ns,
         "iterations": device.iterations,
-        "cold": device.iterations == 1 and device.cold_ns is not None,
+        "cold": device.is_cold_only,
         "generation": case.generation,
         "answers": repetition.text if repetition and repetition.iterations > 1 else "",
         "agentless": provenance.command.why if provenance and provenance.command else "",

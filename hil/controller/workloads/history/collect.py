@@ -153,7 +153,7 @@ def make_run_entry(
     name = provenance.board or (record.board.name if record.board else "") or (case.error.board if case.error else "")
     verdict = case.verdicts[0] if case.verdicts else None
     times = side.times if side else None
-    p50_ns = times.p50_ns if times else device.p50_ns
+    p50_ns = times.p50_ns if times else None if device.is_cold_only else device.p50_ns
     return HistoryEntry(
         key=SeriesKey(
             kind="bench" if bench else "run",
@@ -176,7 +176,7 @@ def make_run_entry(
         clock=None if p50_ns is None else (side.clock if side else "board"),
         cold_ns=device.cold_ns,
         p50_ns=p50_ns,
-        samples_ns=[float(one) for one in device.warm_ns],
+        samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
         tools=ToolVersions(
@@ -196,6 +196,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
     info = head.board_info.get(case.board, {})
     settings = head.request.get("settings")
     request = {**head.request, **(settings if isinstance(settings, dict) else {})}
+    p50_ns = None if case.cold else case.device_p50_ns
     runtimes = [one for one in _mappings(info.get("runtimes")) if one.get("name") == case.runtime]
     return HistoryEntry(
         key=SeriesKey(
@@ -216,9 +217,10 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         reason=case.message,
         error=make_error(case.against, case.outputs) if case.outputs else None,
         iterations=case.iterations,
-        clock=None if case.device_p50_ns is None else "board",
-        p50_ns=case.device_p50_ns,
-        samples_ns=[float(one) for one in case.samples_ns],
+        clock=None if p50_ns is None else "board",
+        cold_ns=next(iter(case.samples_ns), None) if case.cold else None,
+        p50_ns=p50_ns,
+        samples_ns=[] if case.cold else [float(one) for one in case.samples_ns],
         program=case.program,
         program_bytes=case.artifact_bytes,
         tools=ToolVersions(

@@ -173,3 +173,12 @@ def test_entries_name_absolute_folder_of_run(collector, tmp_path):
     for name in ("r1", "s"):
         collector.collect(Path(name))
     assert [entry.folder for entry in collector.found.entries] == [str(tmp_path / "r1"), str(tmp_path / "s")]
+
+
+def test_cold_time_is_neither_median_nor_sample(collector, tmp_path):
+    device = {"iterations": 1, "cold_ns": 90, "p50_ns": 90.0, "samples_ns": [90]}
+    collector.collect(write_run(tmp_path / "r1", run_case(name="m", device=device)))
+    cold = case("one", board="sim", device_p50_ns=90.0, samples_ns=[90], iterations=1, cold=True)
+    collector.collect(suite_run(tmp_path / "s", [cold]))
+    for entry in collector.found.entries:
+        assert (entry.cold_ns, entry.p50_ns, entry.clock, entry.samples_ns) == (90, None, None, [])
