@@ -93,8 +93,8 @@ class HistoryStore:
         Args:
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
             quota: maximum size of the programs in bytes. Each series keeps the programs of its newest entry, of
-                its last good entry, of its last good entry on the baseline branch, and of its last confirmed entry,
-                even above the quota.
+                its last good entry, and of its last good, confirmed and accepted entries on the baseline branch, even
+                above the quota.
             baseline: name of the baseline branch.
 
         Raises:
@@ -323,7 +323,9 @@ class HistoryStore:
                 ("program != ''", ()),
                 (_IS_GOOD, ()),
                 (f"{_IS_GOOD} and branch = ?", (self._baseline,)),
-                (f"{_IS_GOOD} and confirmed != ''", ()),
+                # Programs that a gate compares with; it ignores other branches.
+                (f"{_IS_GOOD} and branch = ? and confirmed != ''", (self._baseline,)),
+                (f"{_IS_GOOD} and branch = ? and confirmed = 'accepted'", (self._baseline,)),
             )
             for (digest,) in self._database.execute(
                 f"select program from (select program, {_NEWEST} as rank from entries where {condition})"

@@ -297,6 +297,21 @@ def test_program_of_confirmed_entry_is_kept_above_quota(store, tmp_path):
     assert [store.program(one.record.digest) is not None for one in sources] == [True, False, False, False, True]
 
 
+def test_confirmed_entry_of_other_branch_does_not_release_baseline(store, tmp_path):
+    sources = [program_source(tmp_path / str(n), bytes([n]) * MB) for n in range(6)]
+    branches = ["main", "main", "main", "topic", "topic", "main"]
+    entries = [
+        history_entry(f"r{n}", created=float(n + 1), program=source.record.digest, branch=branches[n])
+        for n, source in enumerate(sources)
+    ]
+    for n, how in enumerate(("accepted", "measured", "", "accepted", "", "")):
+        store.add([entries[n]], [sources[n]])
+        if how:
+            store.confirm(entries[n], how)
+    held = [n for n, source in enumerate(sources) if store.program(source.record.digest)]
+    assert held == [0, 1, 5]  # accepted and confirmed of the baseline branch, newest
+
+
 def test_store_refuses_linked_programs_and_keeps_other_directories(tmp_path):
     place, victim = tmp_path / "history", tmp_path / "victim"
     source = program_source(tmp_path / "p", b"program")
