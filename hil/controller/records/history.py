@@ -165,7 +165,7 @@ class AddedEntries(Record, kw_only=True):
     """Output of `hil history add` and `hil history import`."""
 
     history: Annotated[str, note("directory of the history")]
-    added: Annotated[Count, note("new entries")]
+    added: Annotated[Count, note("new entries, and entries that a later measurement of the same case replaced")]
     present: Annotated[Count, note("entries that the history already had; not changed")]
     programs: Annotated[Count, note("new programs")]
     evicted: Annotated[Count, note("programs deleted because of the quota")]

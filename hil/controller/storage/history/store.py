@@ -5,7 +5,7 @@ digest. Any number of processes may read and write it at the same time. A write 
 ``kill -9``::
 
     with HistoryStore.open(Path("hil-runs/history")) as store:
-        store.add(entries, programs)            # entries that are present are not changed
+        store.add(entries, programs)            # entries that are present are not added again
         for series in store.series():
             for entry in store.entries(series.id):
                 entry.source.commit, entry.samples_ns, entry.outcome, store.program(entry.program)
@@ -47,6 +47,14 @@ from hil.errors import StorageError, UsageError
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
 _ID_LENGTH = 12
 _COMMIT_LEAST = 4
+# A file of another tool is as old as its last change, so a copy is newer but has the same result.
+_REPLACE_OLDER = (
+    "on conflict do update set series = excluded.series, created = excluded.created, commit_id = excluded.commit_id,"
+    " branch = excluded.branch, program = excluded.program, outcome = excluded.outcome, p50_ns = excluded.p50_ns,"
+    " document = excluded.document, samples = excluded.samples, confirmed = ''"
+    " where excluded.created > entries.created and (excluded.outcome, excluded.p50_ns, excluded.samples)"
+    " is not (entries.outcome, entries.p50_ns, entries.samples)"
+)
 _NEWEST = "row_number() over (partition by series order by created desc, run desc)"
 
 
@@ -168,7 +176,8 @@ class HistoryStore:
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
         """Add entries, and the programs that they name, in one transaction.
 
-        An entry with the run and case of a present entry is not added, so adding a run again has no effect. An entry
+        Adding a run again has no effect. An entry with the run and case of a present entry replaces it only if it is
+        newer and has another result: `hil run --resume` measured the case again. An entry
         without board or runtime, because its case failed early, joins the only series with otherwise equal keys.
 
         Returns:
@@ -307,7 +316,7 @@ class HistoryStore:
         run, case, *others = list_columns(entry)
         values = (run, case, name, entry.created, *others, entry.p50_ns, encode_record(plain))
         inserted = self._database.execute(
-            "insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '') on conflict do nothing",
+            f"insert into entries values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '') {_REPLACE_OLDER}",
             (*values, pack_samples(entry.samples_ns)),
         ).rowcount
         if inserted:

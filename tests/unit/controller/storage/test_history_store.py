@@ -42,6 +42,16 @@ def test_store_adds_an_entry_once(store):
     assert [one.p50_ns for one in store.entries()] == [1.0, 20.0]
 
 
+def test_store_replaces_entry_by_newer_result(store):
+    lost = history_entry("r1", created=2.0, outcome="BOARD_LOST", p50_ns=None, samples_ns=[], key={"board": ""})
+    store.add([lost, history_entry("r2", created=2.0)])
+    store.confirm(lost, "accepted")
+    older, newer, copy = history_entry("r1"), history_entry("r1", created=3.0), history_entry("r2", created=3.0)
+    assert [store.add([one]).added for one in (older, newer, newer, copy)] == [0, 1, 0, 0]
+    assert list(store.entries()) == [history_entry("r2", created=2.0), newer]
+    assert [one.entries for one in store.series()] == [2]
+
+
 def test_series_reports_newest_outcome_and_median(store):
     store.add(
         [
