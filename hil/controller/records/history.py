@@ -98,9 +98,7 @@ class HistoryEntry(Record, kw_only=True):
     error: Annotated[AnswerError | None, note("null if the output was not compared")] = None
     iterations: Annotated[Count, note("number of timed iterations; may exceed the number of samples")] = 0
     clock: Annotated[Literal["board", "host"] | None, note("clock of the times; null without times")] = None
-    cold_ns: Annotated[int | None, note("first iteration after the load; not in the samples")] = (
-        None
-    )
+    cold_ns: Annotated[int | None, note("first iteration after the load; not in the samples")] = None
     p50_ns: Annotated[float | None, note("median time of an iteration; null if nothing was measured")] = None
     samples_ns: Annotated[
         list[float], note("times of iterations in order; empty if unknown"), Meta(max_length=MAX_SAMPLES)

@@ -32,6 +32,7 @@ def test_store_returns_entries_in_order_with_samples(store):
     assert (report.added, report.present) == (2, 0)
     assert list(store.entries(series_id(early.key))) == [early, late]
     assert list(store.entries(early.key)) == list(store.entries())
+    assert list(store.entries(samples=False)) == [early.replace(samples_ns=[]), late.replace(samples_ns=[])]
 
 
 def test_store_adds_an_entry_once(store):
