@@ -15,7 +15,8 @@ FILE = "history.sqlite"
 _VERSION = 1
 # Marks the file as a history of hil: "hilH".
 _APPLICATION = 0x68696C48
-# A writer waits this long for another one. A writer needs the lock for milliseconds, and to delete programs.
+# A writer waits this long for another one. A writer needs the lock for milliseconds, and to delete programs. It
+# copies programs without the lock.
 _WAIT_S = 60.0
 _TABLES = (
     "CREATE TABLE series (id text primary key, key text not null) without rowid",

@@ -7,7 +7,8 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ RECORD = "program.json"
 FILES = "files"
 _NAME = re.compile(r"(blake3|sha256)-[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.(new|old)-[0-9a-f]{16}")
+# No copy of a program takes this long.
+_LEFTOVER_S = 24 * 3600.0
 _MAX_RECORD_BYTES = 16 << 20
 
 
@@ -41,7 +44,7 @@ def combine_digests(digests: Mapping[str, str]) -> str:
 
 
 class ProgramFolder:
-    """Directory of programs. Only the process with the history's write lock may change it.
+    """Directory of programs. Only the process with the history's write lock may publish and delete programs.
 
     All methods raise StorageError if the directory is a symbolic link: a repository could link it to a directory of the
     user, whose content would be deleted.
@@ -74,8 +77,11 @@ class ProgramFolder:
             ) from error
         return record
 
-    def add(self, source: ProgramSource) -> bool:
-        """Copy a program, and verify its digests. Return False if it is stored already.
+    @contextlib.contextmanager
+    def copying(self, source: ProgramSource) -> Iterator[Path | None]:
+        """Copy a program for :meth:`publish`, and verify its digests. Needs no lock.
+
+        The context manager deletes the copy unless it was published. It returns None if the program is stored already.
 
         Raises:
             UsageError: a file is missing, outside of the directory, or has another content.
@@ -83,7 +89,8 @@ class ProgramFolder:
         """
         record = source.record
         if self.find(record.digest) is not None:
-            return False
+            yield None
+            return
         temporary = self.root / f".new-{secrets.token_hex(8)}"
         try:
             with self._storage():
@@ -93,9 +100,16 @@ class ProgramFolder:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     _copy(within(source.folder, source.folder / name), target, digest)
                 (temporary / RECORD).write_text(json.dumps(record.to_json(), indent=1) + "\n")
-                temporary.rename(self._path(record.digest))
+            yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def publish(self, digest: str, copy: Path) -> bool:
+        """Make a copy the stored program. Return False if the program is stored already."""
+        if self.find(digest) is not None:
+            return False
+        with self._storage():
+            copy.rename(self._path(digest))
         return True
 
     def evict(self, quota: int, rank: Callable[[], tuple[Mapping[str, float], Collection[str]]]) -> list[str]:
@@ -136,9 +150,12 @@ class ProgramFolder:
             }
 
     def remove_leftovers(self) -> None:
-        """Delete the temporary directories of killed processes."""
+        """Delete the temporary directories of killed processes. Recent ones may belong to running processes."""
+        oldest = time.time() - _LEFTOVER_S
         for folder in self._list(_LEFTOVER):
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                if folder.stat().st_mtime < oldest:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _list(self, name: re.Pattern[str]) -> list[Path]:
         """Return the subdirectories with matching names."""

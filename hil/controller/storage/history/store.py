@@ -13,6 +13,7 @@ digest. Any number of processes may read and write it at the same time. A write 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import statistics
 import time
@@ -41,7 +42,7 @@ from hil.controller.storage.history.encoding import (
 )
 from hil.controller.storage.history.programs import FILES, ProgramFolder, ProgramSource
 from hil.core.digest import digest_of
-from hil.errors import StorageError, UsageError
+from hil.errors import UsageError
 
 # Programs of such entries can be a baseline: correct, or measured without comparison.
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
@@ -179,17 +180,20 @@ class HistoryStore:
         """Add entries, and the programs that they name, in one transaction.
 
         Adding a run again has no effect. An entry with the run and case of a present entry replaces it only if it is
-        newer and has another result: `hil run --resume` measured the case again. An entry
-        without board or runtime, because its case failed early, joins the only series with otherwise equal keys.
+        newer and has another result: `hil run --resume` measured the case again. An entry without board or runtime,
+        because its case failed early, joins the only series with otherwise equal keys.
 
         Returns:
             The numbers of entries and programs, and the invalid entries and programs, which were not stored.
         """
         report = AddedEntries(history=str(self.folder), added=0, present=0, programs=0, evicted=0, skipped=[])
-        with database_errors(self.folder), writing(self._database):
-            self._programs.remove_leftovers()
-            for source in programs:
-                self._add_program(source, report)
+        self._programs.remove_leftovers()
+        with contextlib.ExitStack() as stack:
+            # Copy without the lock: other writers wait for it only for a limited time.
+            copies = self._copy_programs(programs, report, stack)
+            stack.enter_context(database_errors(self.folder))
+            stack.enter_context(writing(self._database))
+            report.programs = sum(self._programs.publish(digest, copy) for digest, copy in copies)
             known = self._read_keys()
             for entry in entries:
                 try:
@@ -293,17 +297,24 @@ class HistoryStore:
             f"{what} in {self.folder}", hint="give a commit, a run or RUN:CASE, as hil history show prints them"
         )
 
-    def _add_program(self, source: ProgramSource, report: AddedEntries) -> None:
-        record = source.record
-        if record.bytes > self._quota:
-            report.skipped.append(f"program {record.digest}: larger than the quota of {self._quota} bytes")
-            return
-        try:
-            report.programs += self._programs.add(source)
-        except StorageError:
-            raise
-        except UsageError as error:
-            report.skipped.append(f"program {record.digest}: {error.message}")
+    def _copy_programs(
+        self, sources: Iterable[ProgramSource], report: AddedEntries, stack: contextlib.ExitStack
+    ) -> list[tuple[str, Path]]:
+        """Return digests and copies of programs that are not stored. The stack deletes unpublished copies."""
+        copies = []
+        for source in sources:
+            digest = source.record.digest
+            if source.record.bytes > self._quota:
+                report.skipped.append(f"program {digest}: larger than the quota of {self._quota} bytes")
+                continue
+            try:
+                copy = stack.enter_context(self._programs.copying(source))
+            except UsageError as error:
+                report.skipped.append(f"program {digest}: {error.message}")
+                continue
+            if copy is not None:
+                copies.append((digest, copy))
+        return copies
 
     def _read_keys(self) -> list[SeriesKey]:
         return [

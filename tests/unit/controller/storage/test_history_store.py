@@ -219,10 +219,29 @@ def test_killed_writer_leaves_no_partial_add(tmp_path):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     (place / "programs" / f".new-{'0' * 16}").mkdir(parents=True)
+    for folder in (place / "programs").glob(".new-*"):
+        os.utime(folder, (0, 0))
     with HistoryStore.open(place) as store:
         assert list(store.entries()) == []
         assert store.add([history_entry("r1"), history_entry("r2")], [source]).added == 2
         assert not list((place / "programs").glob(".*"))
+
+
+def test_store_copies_programs_without_write_lock(store, tmp_path):
+    source = program_source(tmp_path / "p", b"program")
+
+    def programs():
+        with HistoryStore.open(store.folder) as other:
+            other.add([history_entry("r2")], [source])  # another writer, which would wait for the lock
+        yield source
+
+    report = store.add([history_entry("r1", program=source.record.digest)], programs())
+    assert (report.added, report.programs) == (1, 0)
+    with store._programs.copying(program_source(tmp_path / "q", b"other")) as copy:
+        assert copy.is_dir()
+        store.add([], [])  # does not delete the copy
+        assert copy.is_dir()
+    assert not list((store.folder / "programs").glob(".*"))
 
 
 def test_concurrent_writers_add_each_entry_once(tmp_path):
@@ -336,6 +355,10 @@ def test_store_refuses_linked_programs_and_keeps_other_directories(tmp_path):
                 attempt()
         (place / "programs").unlink()
         victim.rename(place / "programs")
+        store.add([history_entry()])
+        recent = place / "programs" / kept[1].name
+        assert recent.exists()  # may belong to a running process
+        os.utime(recent, (0, 0))
         store.add([history_entry()])
     assert [one.name for one in (place / "programs").iterdir()] == [".oh-my-zsh"]
 
