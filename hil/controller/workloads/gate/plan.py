@@ -62,7 +62,7 @@ def plan_gate(
     commits: set[str] = set()
     branches: set[str] = set()
     for series in store.series():
-        entries = list(store.entries(series.id))
+        entries = list(store.entries(series.id, samples=False))
         branches.update(entry.source.branch for entry in entries)
         measured = [entry for entry in entries if entry.source.commit.startswith(commit)]
         usable = [entry for entry in entries if _is_baseline(entry, baseline, ancestors)]
