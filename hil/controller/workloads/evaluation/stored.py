@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hil.controller.records.base import make_record, read_record
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
-from hil.controller.storage.runs import Run, storing, write_file, write_json
+from hil.controller.storage.line_file import read_lines, remove_incomplete_line
+from hil.controller.storage.runs import Run, storing, write_json
 from hil.core.bounded_json import parse_json
-from hil.core.files import MAX_FILE_BYTES, read_file
 from hil.errors import UsageError
 
 RECORD = "eval.json"
@@ -49,15 +49,11 @@ def read_samples(folder: Path) -> list[EvaluatedSample]:
     """
     path = folder / _SAMPLES
     try:
-        data = read_file(path, MAX_FILE_BYTES)
-    except FileNotFoundError:
-        return []
+        lines = read_lines(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     samples: dict[str, EvaluatedSample] = {}
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
+    for number, line in enumerate(lines, 1):
         try:
             sample = make_record(parse_json(line), EvaluatedSample)
         except (ValueError, UsageError) as error:
@@ -70,9 +66,8 @@ def read_samples(folder: Path) -> list[EvaluatedSample]:
 def open_samples(folder: Path) -> Iterator[Callable[[EvaluatedSample], None]]:
     """Yield a function that appends a finished sample to the file, so that a killed process loses none."""
     path = folder / _SAMPLES
-    if path.exists() and not (data := read_file(path, MAX_FILE_BYTES)).endswith(b"\n"):
-        write_file(path, data[: data.rfind(b"\n") + 1])
     with storing(folder):
+        remove_incomplete_line(path)
         file = path.open("a", encoding="utf-8")
 
     def append(sample: EvaluatedSample) -> None:

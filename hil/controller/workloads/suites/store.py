@@ -17,11 +17,11 @@ from msgspec.structs import asdict
 
 from hil.controller.records.base import read_record
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_case_record
+from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.paths import exists
 from hil.controller.storage.runs import lock_folder, safe_name, seal, store_tensors, storing, write_file, write_json
 from hil.core import own_version
 from hil.core.bounded_json import parse_json
-from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.tensors import Array
 from hil.errors import UsageError
@@ -130,9 +130,7 @@ class SuiteRun(SuiteDirectory):
         """
         with lock_folder(self.folder):
             with storing(self.folder):
-                path = self.folder / LINES
-                if path.exists() and (half := read_file(path).rpartition(b"\n")[2]):
-                    os.truncate(path, path.stat().st_size - len(half))
+                remove_incomplete_line(self.folder / LINES)
             yield
 
     def append(self, record: CaseRecord) -> None:
@@ -148,9 +146,7 @@ class SuiteRun(SuiteDirectory):
         """Return the records and the number of damaged lines. Cases on damaged lines run again."""
         found: dict[str, CaseRecord] = {}
         damaged = 0
-        path = self.folder / LINES
-        # The part after the last newline is an incomplete line or empty.
-        for line in read_file(path).split(b"\n")[:-1] if path.exists() else ():
+        for line in read_lines(self.folder / LINES):
             try:
                 record = make_case_record(parse_json(line))
             except (ValueError, UsageError):

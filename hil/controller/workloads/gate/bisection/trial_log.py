@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from hil.controller.records.base import make_record
 from hil.controller.records.gate import CommitTrial
+from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import storing
 from hil.core.bounded_json import parse_json
-from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.core.files import MAX_TEXT_BYTES
 from hil.errors import UsageError
 
 TRIALS = "bisect.jsonl"
@@ -28,13 +28,12 @@ class TrialLog:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / TRIALS
-        data = read_file(self._path, MAX_TEXT_BYTES) if self._path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):  # the process was killed while it wrote the last line
-            with storing(folder):
-                os.truncate(self._path, len(whole))
+        with storing(folder):
+            remove_incomplete_line(self._path, MAX_TEXT_BYTES)
         try:
-            self.trials = [make_record(parse_json(line), CommitTrial) for line in whole.splitlines()]
+            self.trials = [
+                make_record(parse_json(line), CommitTrial) for line in read_lines(self._path, MAX_TEXT_BYTES)
+            ]
         except (ValueError, UsageError) as error:
             raise UsageError(f"{self._path} is damaged: {error}") from error
 
