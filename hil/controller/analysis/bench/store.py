@@ -26,7 +26,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, su
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.record import record_case, record_specs
-from hil.controller.pipeline.records.restored import restore_case, restore_spec
+from hil.controller.pipeline.records.restored import restore_artifact, restore_case
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import make_record, read_record
 from hil.controller.records.bench import (
@@ -41,7 +41,6 @@ from hil.controller.records.bench import (
 from hil.controller.records.run import StoredProvenance, StoredRepetition
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.files import copy_file
-from hil.core.results import Artifact
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
@@ -115,18 +114,7 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     if program is None or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
     place = Path(program.folder)
-    specs = program.outputs
-    artifact = Artifact(
-        runtime=program.runtime,
-        main=program.main,
-        files={name: run.own(str(place / name)) for name in program.digests},
-        digests=program.digests,
-        function=program.function,
-        compiler=program.compiler,
-        flags=tuple(program.flags),
-        outputs=None if specs is None else tuple(restore_spec(spec) for spec in specs),
-        cached=True,
-    )
+    artifact = restore_artifact(program, {name: run.own(str(place / name)) for name in program.digests})
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]
     if missing:
         raise UsageError(f"bench {run.id} is missing program files: {', '.join(missing)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.model_settings import for_model
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.bench import BenchProgram
+from hil.controller.records.history import StoredProgram
 from hil.controller.records.run import RunCase, StoredSpec
 from hil.controller.storage.runs import Run
 from hil.core.boards import is_file
@@ -46,6 +49,22 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
 def restore_spec(spec: StoredSpec) -> TensorSpec:
     """Return a stored input or output specification."""
     return TensorSpec(spec.name, spec.dtype, tuple(spec.shape))
+
+
+def restore_artifact(program: BenchProgram | StoredProgram, files: Mapping[str, Path]) -> Artifact:
+    """Return a stored program, with its files by name."""
+    outputs = program.outputs
+    return Artifact(
+        runtime=program.runtime,
+        main=program.main,
+        files=dict(files),
+        digests=program.digests if isinstance(program, BenchProgram) else program.files,
+        function=program.function,
+        compiler=program.compiler,
+        flags=tuple(program.flags),
+        outputs=None if outputs is None else tuple(map(restore_spec, outputs)),
+        cached=True,
+    )
 
 
 def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.records.gate import GateSide, GateVerdict, GateVerdictName
@@ -28,7 +28,6 @@ class Remeasurement:
         decision: verdict on the rounds in turns; None if no time was in question.
         rounds_needed: estimated further rounds, if undecided.
         old_p50_ns, new_p50_ns: medians in turns.
-        log_ratios: a value per round.
     """
 
     old: str = ""
@@ -42,7 +41,6 @@ class Remeasurement:
     new_p50_ns: float | None = None
     board_s: float = 0.0
     budget_s: float = 0.0
-    log_ratios: list[float] = field(default_factory=list)
 
 
 def needs_board(case: GateCase) -> bool:

@@ -17,7 +17,7 @@ from hil.controller.analysis.detection.sequential import Direction, SequentialDe
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import board_of_stored, restore_case, restore_spec
+from hil.controller.pipeline.records.restored import board_of_stored, restore_artifact, restore_case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -28,7 +28,7 @@ from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import Run, RunStore, is_sealed
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
-from hil.core.results import BOARD_OUTCOMES, Artifact, Outcome
+from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, HilError, UsageError
 
 # More rounds do not help: the noise of the board hides the effect.
@@ -140,7 +140,6 @@ class Remeasurer:
             decision.add(log_ratio)
         self.measure_turns(case.new.case, sides, decision, until=until, keep_round=keep_round)
         again.decision, again.rounds_needed = decision.decision, decision.rounds_needed
-        again.log_ratios = decision.log_ratios
         again.old_p50_ns, again.new_p50_ns = (_find_median(side) for side in sides)
 
     def measure_turns(
@@ -202,18 +201,7 @@ class Remeasurer:
             raise UsageError(f"run {run.id} has no inputs for case {measured.case}")
         if missing := [name for name in record.files if not (folder / name).is_file()]:
             raise UsageError(f"the program of {entry.run} is missing files: {', '.join(missing)}")
-        outputs = record.outputs
-        artifact = Artifact(
-            runtime=record.runtime,
-            main=record.main,
-            files={name: folder / name for name in record.files},
-            digests=record.files,
-            function=record.function,
-            compiler=record.compiler,
-            flags=tuple(record.flags),
-            outputs=None if outputs is None else tuple(restore_spec(spec) for spec in outputs),
-            cached=True,
-        )
+        artifact = restore_artifact(record, {name: folder / name for name in record.files})
         case = restore_case(run, found, job, artifact)
         return case if measured is entry else replace(case, references=())
 
