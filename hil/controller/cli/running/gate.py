@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.options import FILE, FOLDER, board_options, json_option, seconds, wait_option
+from hil.controller.cli.options import FILE, board_options, json_option, seconds, wait_option
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -71,13 +72,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     metavar="S",
     help="Maximum duration of a build with --bisect.",
 )
-@click.option(
-    "--history",
-    "place",
-    type=FOLDER,
-    metavar="DIR",
-    help="Directory of the history (default: [history] in hil.toml, or hil-runs/history).",
-)
+@history_option
 @board_options
 @wait_option
 @click.option("--markdown", type=FILE, metavar="FILE", help="Write a summary for a pull request to FILE.")
