@@ -10,8 +10,8 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from asv.step_detect import detect_regressions, detect_steps  # type: ignore[import-not-found]
-from otava.analysis import compute_change_points  # type: ignore[import-not-found]
+from asv.step_detect import detect_regressions, detect_steps
+from otava.analysis import compute_change_points
 
 
 def find_with_otava(values: list[float]) -> list[int]:

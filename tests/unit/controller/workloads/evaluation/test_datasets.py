@@ -146,7 +146,7 @@ def write_text(name: str, text: str) -> Callable[[Path], Path]:
 
 def write_archive(**arrays: object) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        np.savez(folder / "d.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(folder / "d.npz", **arrays)
         return folder / "d.npz"
 
     return write

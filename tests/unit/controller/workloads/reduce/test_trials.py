@@ -24,7 +24,7 @@ class FakeTrials(Trials):
     """Trials whose programs end with the texts of a list, in order."""
 
     def _run_case(self, case: Case, runner: Any) -> Case:
-        text = self.options.texts.pop(0)  # type: ignore[attr-defined]
+        text = self.options.texts.pop(0)
         if text == "lost":
             raise BoardLost("the board stopped responding")
         return case.ended(RunCrashed(text), "run") if text else case
