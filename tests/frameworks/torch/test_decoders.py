@@ -1,4 +1,4 @@
-"""Random language models of transformers, exported as docs/generation.md describes, generate the reference's tokens."""
+"""Random language models, exported as docs/generation-export.md describes, generate the reference's tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.commands import Ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-GUIDE = Path(__file__).parents[3] / "docs" / "generation.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "generation-export.md"
 SPEC = "steps = 12\n[[prompt]]\ntokens = [84, 104, 101, 32, 97, 103, 101, 110, 116, 32]\n"
 HEAD = 16
 SIZES = {

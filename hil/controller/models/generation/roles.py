@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 _ADDED = re.compile(r"^(.*/)?((serving_default|decode|prefill(_\d+)?)_)?|:\d+$")
 # Keys in a name: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" of "key_values".
 _KEY = re.compile(r"(?<![a-z])(keys?|k)(?![a-z])(?!_?values?)")
-_ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation.md"
+_ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation-export.md"
 
 
 @dataclass(frozen=True)
