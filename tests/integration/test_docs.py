@@ -402,7 +402,7 @@ def test_criteria_table_matches_code():
     from hil.compare.measures import MEASURES
     from hil.compare.stats import STATISTICS
 
-    section = (ROOT / "docs/comparing.md").read_text().split("\n## Criteria\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/criteria.md").read_text().split("\n## Criteria\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| at (least|most) \| (.*) \|$", section, re.M)
     others = [one for one in MEASURES if one.key not in {statistic.key for statistic in STATISTICS}]
     assert rows == [(one.title, "least" if one.is_higher_better else "most", one.meaning) for one in others]
