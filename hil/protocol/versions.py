@@ -1,4 +1,4 @@
-"""Compatibility of hil releases by protocol number. See docs/protocol.md, "Versions"."""
+"""Compatibility of hil releases by protocol number. See docs/versions.md."""
 
 from __future__ import annotations
 

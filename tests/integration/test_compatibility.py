@@ -1,4 +1,4 @@
-"""The previous release's agent, host, gateway and commands work with the current ones. docs/protocol.md, "Versions"."""
+"""The previous release's agent, host, gateway and commands work with the current ones. docs/versions.md."""
 
 from __future__ import annotations
 
