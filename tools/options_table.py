@@ -59,9 +59,9 @@ GAPS = (
     Gap(
         ("--compile-flag", "--debug-ir", "--debug-ir-passes", "--recompute-cache"),
         ("bundle run",),
-        "Nothing is compiled.",
+        "The bundle contains a compiled program.",
     ),
-    Gap(("--compile-time-profile",), ("bundle run",), "Nothing is compiled."),
+    Gap(("--compile-time-profile",), ("bundle run",), "The bundle contains a compiled program."),
     Gap(
         ("--function", "--input", "--expected"),
         ("suite run", PYTEST),
@@ -73,10 +73,12 @@ GAPS = (
         "This option applies to one model. A suite reads `NAME.generate.toml` next to each model (docs/suites.md).",
     ),
     Gap(
-        ("--generate",), _STORED, "The file contains single calls: `hil bundle create --generate` makes a case of each."
+        ("--generate",),
+        _STORED,
+        "The file contains single calls: `hil bundle create --generate` creates a case for each.",
     ),
-    Gap(("--flagfile",), ("suite run", PYTEST), "A flag file in the directory is a case."),
-    Gap(("--flagfile",), _STORED, "The file is the input."),
+    Gap(("--flagfile",), ("suite run", PYTEST), "hil runs each flag file in the directory as a case."),
+    Gap(("--flagfile",), _STORED, "The file contains the inputs."),
     Gap(
         ("--profile", "--compile-time-profile"),
         ("bench", "trace run"),
@@ -86,7 +88,7 @@ GAPS = (
     Gap(
         ("--profile", "--compile-time-profile", "--debug-ir", "--debug-ir-passes"),
         ("farm submit",),
-        "A job returns results, not directories. Use `hil run --board farm:SELECTOR`.",
+        "A job does not return these files. Use `hil run --board farm:SELECTOR`.",
     ),
     Gap(
         (*_SIMULATOR, "--runtime-hw-type"),
@@ -99,8 +101,8 @@ GAPS = (
     Gap(("--verbose",), ("farm submit",), "Use `--wait`, or `hil farm logs -f`."),
     Gap(("--each-board",), ("farm submit",), "Each `--board` is a target."),
     Gap(("--only-expected-failures",), ("farm submit",), "Select cases with `--filter`."),
-    Gap(("--resume",), ("bench",), "An interrupted bench reports the measurements so far. Start it again."),
-    Gap(("--resume",), _STORED, "An interrupted run keeps the finished cases. Start it again."),
+    Gap(("--resume",), ("bench",), "An interrupted bench reports the measurements so far. Repeat the command."),
+    Gap(("--resume",), _STORED, "An interrupted run keeps the finished cases. Repeat the command."),
     Gap(("--json",), (PYTEST,), "Use `--hil-out` or `--junit-xml`."),
     Gap(("--verbose",), (PYTEST,), "Use `pytest -s`."),
     Gap(("--filter",), (PYTEST,), "Use `pytest -k`."),
@@ -179,18 +181,19 @@ def write_page() -> str:
                 cells.append(f"({number})")
         rows.append(f"| `{option}` | " + " | ".join(cells) + " |")
     reasons = [f"{number}. {reason}" for reason, number in notes.items()]
-    parts = [_HEAD, "\n".join(rows), "## Reasons for gaps", "\n".join(reasons)]
+    parts = [_HEAD, "\n".join(rows), "## Reasons for missing options", "\n".join(reasons)]
     return "\n\n".join(parts) + "\n"
 
 
 _HEAD = """\
 # Options by workload
 
-This page lists the options of `hil run` and of suites. A number refers to the reason for a missing option.
+This page lists the options of `hil run` and of suites. If a workload does not have an option, a number refers to the
+reason below the table.
 
-An option has the same name and meaning in all workloads. In `hil farm submit` three options differ: `--board` names a
-board of the farm, `--wait` waits for the results, and `--timeout` limits the time on a board. In pytest, names start
-with `--hil-`."""
+An option has the same name and meaning in all workloads. Exceptions in `hil farm submit`: `--board` selects a board of
+the farm, `--wait` waits for the results, and `--timeout` limits the time on a board. In pytest, most names start with
+`--hil-`."""
 
 
 if __name__ == "__main__":
