@@ -1,6 +1,7 @@
 """Collect the submitter's files that a job needs, and locate them on the board's host.
 
-The option ``needs`` of a spec names the runtime that the board's agent must have, if known.
+The option ``needs`` of a job spec names the runtime that the board's agent must have. It is missing if the runtime is
+unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hil.core.runtimes import runtime_for
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
-# Job fields without meaning on other machines, or set by the host.
+# Job fields that have no meaning on other machines, or that the host sets.
 _IR: dict[str, Any] = {"debug_ir": None, "debug_ir_passes": False}
 _LOCAL = (
     "board",
@@ -187,7 +188,10 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
 
 
 def _check_generations(folder: Path) -> None:
-    """Refuse specifications of --generate that name files outside the job: the suite's cases would read them."""
+    """Raise UsageError if a specification of --generate names a file outside the job.
+
+    The suite's cases would otherwise read files of the host.
+    """
     for spec in sorted(folder.rglob(f"*{GENERATE}")):
         try:
             read_file_names(spec)
@@ -256,7 +260,10 @@ def request_of(options: Mapping[str, Any], folder: Path) -> SuiteRequest:
 
 
 def _check_flagfiles(folder: Path) -> None:
-    """Refuse flag files that name files outside the job: the suite's cases would read files of the host."""
+    """Raise UsageError if a flag file names a file outside the job.
+
+    The suite's cases would otherwise read files of the host.
+    """
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if not (is_flagfile(path.name) and path.is_file()):
@@ -288,7 +295,7 @@ def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:
     """Rebuild the ``--input`` text from the parts that :meth:`JobFiles.add_tensor` returned."""
     if len(parts) == 1:
         before, file, after = parts[0], "", ""
-        # Compare as a path: `x.npy/.` is also the file x.npy.
+        # Check the suffix of the path, not of the text: `x.npy/.` is also the file x.npy.
         fits = "@" not in before and Path(before).suffix not in _TENSOR_FILES
     else:
         before, path, after = parts

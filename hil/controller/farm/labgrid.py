@@ -32,7 +32,8 @@ Resource = Mapping[str, Any]
 _CALL_S = 60.0
 _SHOWN = 400
 _RESOURCE = re.compile(r"(?:Acquired|Matching) resource '(?P<name>.*?)' \(.*\):")
-# Error messages of labgrid-client 26 and their hil errors. It has no exit codes for them.
+# Error messages of labgrid-client 26, and the corresponding hil errors. labgrid-client has no separate exit codes for
+# these errors.
 _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
     ("You have already acquired", BoardBusy, "this host has already acquired the place"),
     ("is already acquired by", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
@@ -76,7 +77,7 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
         hooks = {**place.power(resources), **config.power.hooks}
         yield replace(config, connection=connection, power=replace(config.power, hooks=hooks))
     finally:
-        # The place may already be released: by a user with --kick, or by a lost coordinator.
+        # The place may already be released, by a user with --kick or after the loss of the coordinator.
         with contextlib.suppress(BoardError, UsageError):
             place.release()
 

@@ -16,9 +16,9 @@ from hil.errors import UsageError
 
 _LONGEST_NAME = 40  # of a job, in characters
 # Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
-# so it is not stored or sent. An agent that lost the fence skips ahead by twice this value.
+# so it is not stored or sent. An agent that lost its stored fence adds twice this value.
 MOST_FENCE = 1 << 31
-# After the timeout, a job may occupy the board for this long while the host checks the board.
+# After a job's timeout, the lease continues for this many seconds, so that the host can check the board.
 PROBE_S = 60.0
 
 

@@ -78,7 +78,7 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
 
 
 def check_way(gateway: str, ca: Path | None) -> None:
-    """Raise UsageError for an invalid address, or if tokens would be sent unencrypted to another machine."""
+    """Raise UsageError if the address is invalid, or if tokens would be sent unencrypted to another machine."""
     if not gateway.startswith("unix:"):
         host_port(gateway, what="gateway address")
     hint = "set HIL_FARM_CA to the PEM file of the CA that signed the gateway's certificate"
@@ -98,7 +98,7 @@ def own_address() -> FarmAddress:
 
 
 def _read_own_token(home: Path, gateways: Sequence[str]) -> str:
-    """Return the token of this machine's farm, only for the farm's Unix socket: no other user can serve it."""
+    """Return the token of this machine's farm, but only for the farm's Unix socket, which no other user can serve."""
     hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add"
     if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):
         raise UsageError(f"the farm at {', '.join(gateways)} requires a token", hint=hint)
@@ -132,7 +132,7 @@ def sheet_of(home: Path) -> dict[str, Any] | None:
 
 
 def is_up(home: Path) -> bool:
-    """Return True if the farm process of a home is alive. That process restarts a dead gateway."""
+    """Return True if the farm process of a home is alive. The farm process restarts a dead gateway."""
     with contextlib.suppress(OSError, TypeError, ValueError, LookupError, OverflowError):
         os.kill(int((sheet_of(home) or {})["pid"]), 0)
         return True

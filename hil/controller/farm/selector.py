@@ -11,9 +11,9 @@
 ``chip="a 53"``, ``'my label'=1``     quoted; a backslash escapes a quote
 ====================================  ======================================================================
 
-Mixing a comma and ``or`` requires parentheses, because the precedence is ambiguous to readers. If a label is missing,
-``=``, ``<`` and similar comparisons are false. ``!=`` is the opposite of ``=``, so ``chip!=a53`` also matches a board
-without ``chip``.
+A selector with both a comma and ``or`` needs parentheses, because readers may not know the precedence. If a label is
+missing, ``=``, ``<`` and similar comparisons are false. ``!=`` is the opposite of ``=``, so ``chip!=a53`` also matches
+a board without ``chip``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TermGroup:
         return (any if self.any else all)(part.matches(labels) for part in self.parts)
 
     def misses(self, labels: Labels) -> list[str]:
-        """Return the reasons for a mismatch. The alternatives of a disjunction share one text."""
+        """Return the reasons for a mismatch. A disjunction returns one text for all alternatives."""
         misses = [part.misses(labels) for part in self.parts]
         if not self.any:
             return [miss for some in misses for miss in some]
@@ -268,7 +268,10 @@ class _SelectorParser:
 
 
 def _join_parts(parts: Sequence[Selector], *, any: bool) -> Selector:
-    """Combine conditions, and flatten single parts and nested groups of the same kind."""
+    """Combine conditions into a group.
+
+    Flatten nested groups of the same kind, and return a single condition unchanged.
+    """
     flat: list[Selector] = []
     for part in parts:
         flat += part.parts if isinstance(part, TermGroup) and part.any is any else (part,)
@@ -295,7 +298,7 @@ _SAID = 4
 
 
 class ValueSet:
-    """Set of accepted values of a label. Uses sets for lookup, because labels may have many elements."""
+    """Accepted values of a label, stored as sets for fast lookup, because labels may have many elements."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self._texts = frozenset(values)
@@ -305,7 +308,7 @@ class ValueSet:
         self._with_unit = frozenset(number for number, unit in found if number is not None and unit)
 
     def has(self, value: Any) -> bool:
-        """Return True if an element of a label is in the set. Strings match exactly, numbers by their amount."""
+        """Return True if an element of a label is in the set. Strings match exactly, numbers by value."""
         if isinstance(value, bool):
             return not self._lower.isdisjoint(_TRUE if value else _FALSE)
         if isinstance(value, (int, float)):

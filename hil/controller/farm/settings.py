@@ -16,14 +16,14 @@ _DAY_S = 86400.0
 class FarmSettings:
     """Farm settings, in seconds unless noted."""
 
-    lease_s: float = 6.0  # a lease expires without a heartbeat of the board's worker for this long
-    holder_s: float = 20.0  # a held lease expires without a heartbeat of the holder for this long
-    # After this long without a heartbeat of the worker, a board becomes offline or moves to the standby host.
+    lease_s: float = 6.0  # a lease expires after this time without a heartbeat of the board's worker
+    holder_s: float = 20.0  # a user's lease expires after this time without a heartbeat of the user's client
+    # After this time without a heartbeat of the worker, a board goes offline or moves to the standby host.
     owner_s: float = 6.0
     beat_s: float = 1.5  # heartbeat interval of workers and holders
     # A board without results for this long is checked before the next job, or when idle.
     health_every_s: float = 6 * 3600.0
-    # Delay after the first failed health check; each further failure doubles it,
+    # Delay before the next check after the first failed health check. Each further failure doubles the delay,
     quarantine_s: float = 30.0
     quarantine_most_s: float = 3600.0  # up to this limit
     aging_s: float = 600.0  # a waiting job moves up one priority class per interval

@@ -39,7 +39,7 @@ class TraceSpan:
 
 @contextlib.contextmanager
 def span(name: str, parent: str = "", **attributes: Any) -> Iterator[TraceSpan]:
-    """Record a stage for the duration of the context. The span records an exception, and the exception propagates.
+    """Record a stage for the duration of the context. The span records an exception and re-raises it.
 
     Args:
         parent: W3C ``traceparent`` of the parent span; "" begins a trace.

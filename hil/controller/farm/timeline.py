@@ -18,7 +18,7 @@ def moment(text: str | None) -> float | None:
 
 @dataclass(frozen=True)
 class Stay:
-    """Period in which a job has a board."""
+    """Period during which a job uses a board."""
 
     lease: int
     job: str

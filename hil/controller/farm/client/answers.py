@@ -16,10 +16,11 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # `hil farm status` requests 5,000 jobs of 20 values each; `--json` requests all jobs of a submission.
 _MAX_VALUES = 4_000_000
-# Limits of a result: nesting, integers (uint64 outputs), and texts with paths of the host, in characters.
+# Limits of a result: nesting depth, largest integer (outputs may be uint64), and length in characters of texts that
+# contain paths of the host.
 _MAX_DEPTH, _MAX_INTEGER, _MAX_PATHS_TEXT = 64, 1 << 64, 64 << 10
 _MAX_TIME_S = 253_402_300_800  # start of the year 10000
-# Limits of a followed job: the number in its submission, and each text, in characters.
+# Limits for the status of a job: the job's number in its submission, and the length of each text in characters.
 _MAX_JOB, _MAX_STATUS_TEXT = 100_000, 1000
 
 
@@ -69,7 +70,7 @@ def check_result_values(document: Any) -> None:
 
 
 def check_suite_part(part: SuitePart) -> None:
-    """Check times, paths and texts that reports use. Raises ValueError that names the field."""
+    """Check times, paths and texts that reports use. Raises a ValueError with the field's name."""
     _check_length("folder", part.folder)
     for name in ("started", "finished"):
         _check_seconds(name, getattr(part, name))

@@ -36,25 +36,26 @@ M = TypeVar("M", pb.AskRequest, pb.DoRequest)
 
 CONNECT_S = 5.0
 _CALL_S = 60.0
-# A live gateway sends a message on each stream every 5 s; after this long without one, the stream has hung. A file
-# transfer may pause for longer.
+# A live gateway sends a message on each stream every 5 s; after this long without a message, hil treats the stream as
+# hung. A file transfer may pause for longer.
 SILENT_S, _SILENT_FILE_S = 15.0, 120.0
 _WATCH_S = 0.5
 # Largest response of a gateway: `farm status --json` returns all rows of a farm.
 _MAX_REPLY = 256 << 20
 _MAX_RECEIVE = "grpc.max_receive_message_length"
-# Delay between attempts to reach an unavailable farm.
+# Delay in seconds between attempts to reach an unavailable farm.
 AGAIN_S = 0.5
-# A restarted gateway or database is back within this time.
+# Retry for this many seconds. A restarted gateway or database is usually reachable again within this time.
 _PATIENCE_S = 30.0
-# A stream that lasts this long shows that the gateway is up again. Pauses after shorter streams grow up to the limit.
+# A stream that lasts for the first number of seconds resets the reconnect delay. After shorter streams, the delay
+# doubles up to the second number.
 _STEADY_S, _MAX_PAUSE_S = 5.0, 2.0
-# Time that a command without a gateway waits for a restart.
+# A command that finds no gateway waits this many seconds for a gateway to restart.
 RESTART_S = 10.0
 
 
 class FarmClient:
-    """Connection to a farm. A context manager.
+    """Connection to a farm. A context manager that closes the connection.
 
     Args:
         patience_s: retry idempotent calls for this long while the gateway is unavailable.
@@ -80,7 +81,7 @@ class FarmClient:
         self._patience_s, self._call_s, self._say = patience_s, call_s, say
         self._channel: InterruptibleChannel | None = None
         self.gateway = ""
-        self.stub: FarmStub  # raw calls, for streams; they raise gRPC errors: see `seam`
+        self.stub: FarmStub  # for streams; raises gRPC errors, which `seam` converts
         self._connect_within(restart_s)
 
     def connect(self) -> None:
@@ -164,18 +165,21 @@ class FarmClient:
         return parse_answer(self._call_with_retry("Ask", _build_request(pb.AskRequest, what, arguments)).answer, what)
 
     def do(self, action: str, **arguments: Any) -> Any:
-        """Run an action (see ``Do`` in the protocol). Sent once, never retried. Returns as :meth:`ask`."""
+        """Run an action (see ``Do`` in the protocol).
+
+        The action is sent once and never retried. Returns the same types as :meth:`ask`.
+        """
         with seam():
             return parse_answer(
                 self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments)).answer, action
             )
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
-        """Yield job events while any job is active. Resumes at the last log line after a lost gateway.
+        """Yield job events while any job is active. If the gateway is lost, resume after the last received log line.
 
         Raises:
             UsageError: a job name is invalid, or the job does not exist.
-            FarmUnreachable: the gateway loses all streams during the client's patience.
+            FarmUnreachable: the stream broke repeatedly, for longer than ``patience_s``.
             FarmError: the gateway sent an event of another job.
         """
         names, after = list(jobs), 0
@@ -326,7 +330,7 @@ def _build_request(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
 
 
 def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
-    """Yield the gateways with a listening socket, each probed on demand. Raises UsageError like check_way."""
+    """Probe the gateways in turn and yield those that accept connections. Raises UsageError like check_way."""
     for gateway in address.gateways:
         check_way(gateway, address.ca)
         if _accepts_connections(gateway):
@@ -434,7 +438,7 @@ def translated(error: grpc.RpcError) -> errors.HilError:
 
 Dial = Callable[[Iterator[pb.Piece]], Any]
 
-# Bytes that the directory's parent may use of a socket path (at most 104 bytes on macOS).
+# Maximum length of the parent directory in bytes. A socket path has at most 104 bytes on macOS.
 _LONGEST_FOLDER = 60
 
 

@@ -1,4 +1,7 @@
-"""Lease of a farm board: queue, keep the lease with heartbeats, return the board. ``--board farm:SELECTOR``."""
+"""Lease a farm board: wait in the queue, keep the lease with heartbeats, and return the board.
+
+``--board farm:SELECTOR``.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ _PAUSE_S = (0.1, 2.0)
 _CLOSE_S = 5.0
 _DIAL_S = 10.0
 _SLICE_S = 0.2
-# Time limit for the farm's first reply, grant or queue position.
+# Timeout in seconds for the farm's first reply: a grant or a queue position.
 _ANSWER_S = 10.0
-# Do not report waiting if a board is available at once.
+# Report that the lease is waiting only after this many seconds.
 _QUIET_S = 0.5
 _LOOK_S = 3.0
 _QUEUE_MOST = 10_000
@@ -47,7 +50,7 @@ _PATIENCE_S = 1.0
 
 
 class LeaseSession:
-    """Lease from submission to end. A context manager that returns the board.
+    """A lease, from submission to end. As a context manager, returns the board at exit.
 
     A stream to the farm keeps the lease. If the stream breaks, the lease is resumed at any gateway. :meth:`close` is
     thread-safe and can be called at any time. The client waits up to ``wait_s`` for a restarting gateway.
@@ -101,7 +104,9 @@ class LeaseSession:
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for a board. Returns True if it is granted. Repeated calls keep the queue position.
+        """Wait up to ``seconds`` for a board.
+
+        Returns True if a board was granted. Repeated calls keep the queue position.
 
         Raises:
             HilError: the farm refused the lease.
@@ -204,7 +209,7 @@ class LeaseSession:
         with self._changed:
             deadline = time.monotonic() + seconds
             while not (come() or self._over or self._closing.is_set()) and (left := deadline - time.monotonic()) > 0:
-                # In slices, so that Ctrl-C works on every platform.
+                # Wait in short slices, so that Ctrl-C works on every platform.
                 self._changed.wait(min(left, _SLICE_S))
             if self._over is not None:
                 raise self._over
@@ -291,17 +296,18 @@ def _make_sort_key(priority: str, submission: int) -> tuple[int, int]:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# Maximum characters; other users see the purpose.
+# Maximum length in characters, because other users see the purpose.
 _LONGEST_PURPOSE = 200
-# Above the size of any real board config. Parsing a megabyte of TOML takes minutes.
+# Maximum size of a board config in bytes. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
 _MAX_CONFIG = 1 << 16
 # The config comes from the farm, not from the user: a host or gateway must not make the compiler write files or start a
 # linker.
 _TARGET_FLAG = re.compile(r"--[\w-]*target[\w-]*=[^/\s]*")
-# Numbers, types, levels and switches usually do not name files or programs, but with such a flag they could.
+# Flags with a plain value (number, type, level or switch) are usually safe. Flags whose name matches the second pattern
+# may write files or start programs even with a plain value.
 _PLAIN_VALUE = re.compile(r"--[\w-]+=(?:true|false|all|\d+|O[0-3sz]|[suib]?[if]\d+|(?:b?float|u?int)\d+)")
 _ACTING_FLAG = re.compile(r"dump|path|file|dir|output|link|tool|load|plugin|save|write|trace")
-# Default duration of a lease: while the holder sends heartbeats, at most a day.
+# Default limit of a lease in seconds: a day. A lease also needs the holder's heartbeats.
 MOST_S = 86400.0
 
 
@@ -342,7 +348,7 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     own = config.get("board", {})
     board = {key: own[key] for key in ("description", "runtime", "arithmetic") if key in own}
     board |= {"name": card.name, "hw_type": card.hw_type or own.get("hw_type", card.name)}
-    # Only the host can switch the board's power or connect by other means.
+    # Only the board's host can switch the power or connect without the farm.
     for table in ("connection", "power", "recover", "labgrid"):
         config.pop(table, None)
     if refused := [*asks_for({**config, "compile_flags": {}}), *_unsafe_flags(config.get("compile_flags", {}))]:
@@ -356,7 +362,7 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
 
 
 def _unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the compiler flags that may do more than select code: some write files or start programs."""
+    """Return the compiler flags that may write files or start programs."""
     return [f"{name} {flag}" for name, some in flags.items() for flag in some if not _is_safe(flag)]
 
 

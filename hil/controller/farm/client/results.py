@@ -40,9 +40,9 @@ from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
 R = TypeVar("R", bound=Record)
 _AT_ONCE = 8
-# Limit for the parts of a file's path. A run's directory has six levels.
+# Maximum number of components in a file's path. A run's directory has six levels.
 _MAX_PARTS = 32
-# A command in a case's record contains two paths.
+# Maximum number of paths to replace in a text. A command in a case's record contains two paths.
 _MAX_REPLACED = 4
 # Characters after which a path can start, and characters that can follow a directory's path.
 _BEFORE_PATH, _AFTER_PATH = r"(?<![^\s'\"=:,(])", r"(?![^/\s'\":,;)])"
@@ -50,7 +50,7 @@ _BEFORE_PATH, _AFTER_PATH = r"(?<![^\s'\"=:,(])", r"(?![^/\s'\":,;)])"
 
 @dataclass(frozen=True)
 class EndedJob:
-    """Finished job with the result."""
+    """Finished job with its result."""
 
     name: str
     spec: JobSpec
@@ -231,7 +231,7 @@ def _describe_failures(failed: Sequence[EndedJob]) -> TargetError:
 
 
 def _rename_cases(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
-    """Rename the cases of a job to unique names in the submission."""
+    """Rename the cases of a job, so that names are unique in the submission."""
 
     def name(case: str) -> str:
         return label if one.spec.kind is Kind.RUN else f"{label}-{case}"
@@ -268,8 +268,9 @@ def _download_files(farm: FarmClient, files: Mapping[str, str], folder: Path) ->
 def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     """Merge parts into one suite run with reports. Every case has exactly one record.
 
-    A case without a record gets the outcome ``BOARD_LOST`` or the outcome of the part, and the reason of the part.
-    Cases of a cancelled part are missing. Stored case files are not fetched.
+    A case without a record gets the outcome and the reason of the part. After an infrastructure failure, or if the part
+    has no failed outcome, the outcome is ``BOARD_LOST``. Cases of a cancelled part are missing. Stored case files are
+    not fetched.
 
     Raises:
         FarmError: a record is invalid.
@@ -281,7 +282,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     heads = [part.part for part in parts if part.part.cases is not None]
     head = _build_head(parts, heads, folder)
-    # The fields of the job's options are unchecked.
+    # The job's options are not validated yet, so their fields may have wrong types.
     run = SuiteRun.create(
         folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json())
     )
@@ -349,7 +350,8 @@ def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterabl
     """Yield the cases of a part, adjusted as if they had run on this machine."""
     ended, was = {}, part.part.folder
     for case in part.part.cases or ():
-        # The run directory on the host is fetched to this machine, so replace the path.
+        # The texts contain the path of the run directory on the host. Replace this path with the path of the downloaded
+        # directory.
         hint, diff = (_replace_folder(text, was, run.folder) for text in (case.hint, case.diff))
         ended[case.id] = case.replace(repeat=request.command(case.id), hint=hint, diff=diff)
     cancelled = part.result.exit_code == EXIT_INTERRUPTED
@@ -363,7 +365,7 @@ def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterabl
 def _replace_folder(text: str, was: str, folder: Path) -> str:
     """Replace the path of the host's run directory at the start of paths in a text.
 
-    A short directory, such as ``/``, is not replaced: the text would grow without bound.
+    A path with fewer than two directories, such as ``/``, is not replaced, because it would match many unrelated paths.
     """
     if not was.startswith("/") or len(PurePosixPath(was).parts) < 3 or was not in text:
         return text

@@ -160,8 +160,8 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     return SubmitReceipt(submission, jobs, sent)
 
 
-# Several parts per board, so that the slowest part does not delay the suite. A minimum size, because each part loads
-# its models.
+# Create several parts per board, so that a slow part does not delay the suite. A part has at least this number of
+# cases, because each part loads its models again.
 PARTS_A_BOARD, CASES_A_PART = 4, 8
 
 
@@ -245,7 +245,10 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
 
 
 def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
-    """Add the models at a user's path under the directory's name, which is also the suite's name."""
+    """Add the models in a user's directory to the job.
+
+    Their paths start with the directory's name, which is also the suite's name.
+    """
     if suite.source in BUILT_IN:
         return {}
     path = Path(request.source)

@@ -28,15 +28,15 @@ Tx = psycopg.AsyncConnection[DictRow]
 
 _CONNECT_S = 5
 _MOST_CONNECTIONS = 16
-# The timeouts release the locks of a frozen program. Cached plans are disabled: they were made when tables were small,
-# and use full scans.
+# The timeouts release the locks of a frozen program. Cached query plans are disabled, because a plan made for a small
+# table uses full scans when the table has grown.
 _CONFIGURE = """
     set idle_in_transaction_session_timeout = '5s'; set lock_timeout = '20s'; set timezone = 'UTC';
     set plan_cache_mode = force_custom_plan
 """
 # Keepalives detect a machine that disappeared.
 _ALIVE = {"keepalives_idle": "5", "keepalives_interval": "2", "keepalives_count": "3", "tcp_user_timeout": "10000"}
-# Besides connection errors: this session exceeded the idle timeout, or the server became a read-only replica.
+# These errors also mean an outage: the session exceeded the idle timeout, or the server became a read-only replica.
 _AWAY = (
     psycopg.OperationalError,
     psycopg.errors.IdleInTransactionSessionTimeout,
@@ -62,9 +62,10 @@ class Database:
         Args:
             patience_s: a transaction fails if the pool served no connection for this long.
         """
-        # The pool's warnings become errors here. Logging configuration can still enable them.
+        # Do not print the pool's warnings, because this module raises errors for them. Logging configuration can enable
+        # them.
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
-        # Each request retries after a failure: the pool's backoff would grow to minutes.
+        # Disable the pool's backoff, which would grow to minutes. Each request retries instead.
         pool = _Pool(
             url,
             kwargs={**parameters(url), "row_factory": dict_row},
@@ -79,7 +80,7 @@ class Database:
         )
         database = cls(url, pool)
         try:
-            # Fail early with a cause: the pool would retry without reporting it.
+            # Fail early and report the cause. The pool would retry without reporting the cause.
             await (await connect(url)).close()
             with seam():
                 await pool.open(wait=True, timeout=_CONNECT_S)
@@ -106,7 +107,7 @@ class Database:
 
 
 class _Pool(AsyncConnectionPool[Tx]):
-    """Pool with longer waits while the pool is busy. A timeout counts only if no other caller got a connection."""
+    """Pool that keeps waiting while it is busy. A wait times out only if no caller got a connection in that time."""
 
     _served = 0.0
 
@@ -146,7 +147,7 @@ def seam() -> Iterator[None]:
     try:
         yield
     except psycopg.errors.ProgramLimitExceeded:
-        # A retry would also fail; usually a value exceeds the size limit of an index.
+        # Do not report an outage, because a retry would also fail. Usually a value exceeds the size limit of an index.
         raise
     except _AWAY as error:
         raise DatabaseAway(
@@ -173,8 +174,9 @@ _CANCEL_AGAIN_S = 2.0
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait for all to end; ignore errors. If the caller is cancelled, the function still waits.
 
-    Cancels repeatedly. Before Python 3.12, ``asyncio.wait_for`` (also called by psycopg) ignores a cancellation that
-    arrives together with the result. So a cleanup of more than two seconds is interrupted.
+    The function cancels every two seconds, because before Python 3.12 ``asyncio.wait_for`` (also called by psycopg)
+    ignores a cancellation that arrives together with the result. As a side effect, a task's cleanup is interrupted if
+    it takes longer than two seconds.
     """
     cancelled: asyncio.CancelledError | None = None
     while running := [task for task in tasks if not task.done()]:
@@ -211,7 +213,7 @@ class SchemaPart:
 
 
 async def migrate(url: str, parts: tuple[SchemaPart, ...] | None = None) -> list[str]:
-    """Migrate a database and return the names of the applied migrations. A lock excludes concurrent migrations.
+    """Migrate a database and return the names of the applied migrations. A lock prevents concurrent migrations.
 
     Raises:
         FarmError: the database is newer than this program, or belongs to a different application.

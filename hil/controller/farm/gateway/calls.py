@@ -26,8 +26,8 @@ from hil.protocol.versions import FARM_KEY, check_farm_caller
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _RECHECK_S, _BROKEN_S = 2.0, 0.1
-# Limit of concurrent calls per user; hosts are exempt, because each board has a stream. Timeout for receiving a unary
-# request.
+# Maximum number of concurrent calls per user, and timeout in seconds for receiving a unary request. Hosts have no limit
+# on calls, because each board has a stream.
 _MOST_OF_USER, _REQUEST_S = 1000, 60.0
 
 
@@ -50,7 +50,8 @@ class GatewayCall:
     async def hung_up(self) -> bool:
         """Return True if the caller ended the requests on purpose.
 
-        A broken connection also ends the requests, and cancels the call a moment later. So wait briefly first.
+        A broken connection also ends the requests, and cancels the call a moment later. So this method first waits
+        briefly for a cancellation.
         """
         await asyncio.sleep(_BROKEN_S)
         return not self._broken
@@ -60,7 +61,7 @@ class GatewayCall:
         self._broken = True
 
     def admit(self, what: str) -> None:
-        """Check the permission for a query or an action, and add the query or action to the call's audit name."""
+        """Check the permission for a query or an action, and append its name to the call's name in the audit."""
         self.doing = f"{self.name} {what[:50]}"
         admit(self.who, self.name, what)
 
@@ -171,9 +172,9 @@ class Leaving(errors.FarmUnreachable):
 
 
 def _make_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a decoder that maps invalid bytes to None.
+    """Return a decoder that returns None for invalid bytes.
 
-    The handler then reports the invalid bytes, and the stream survives.
+    The handler then reports the invalid message, and the stream continues.
     """
 
     def decode(raw: bytes) -> Any:
@@ -230,7 +231,8 @@ def status_of(error: errors.HilError) -> grpc.StatusCode:
     return grpc.StatusCode.FAILED_PRECONDITION
 
 
-# Role -> calls that require at least this role, some with a query or an action. Calls that are not listed are refused.
+# Role -> calls that require at least this role. An entry may contain the name of a query or action. Calls that are not
+# listed are refused.
 _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
@@ -251,8 +253,8 @@ NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for cal
 # Lifetime of cached tokens: a token revoked at another gateway works here for up to this time.
 _TRUST_S = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Limits for refusals, so that they cannot fill the audit and the log. Repeated refusals within this time are only
-# counted. At most this number of different refusals is tracked.
+# Limits for recorded refusals, so that refusals cannot fill the audit and the log: the period in seconds in which
+# repeated refusals are only counted, and the number of different refusals to track.
 _TOLD_S, _MOST_REFUSALS = 60.0, 1000
 
 
@@ -297,7 +299,10 @@ class Authenticator:
                 await tokens.note_audit(tx, who, action, "", False, detail)
 
     def forget(self) -> None:
-        """Drop all cached tokens, because a token was revoked. Lookups in progress store into the dropped cache."""
+        """Drop all cached tokens, because a token was revoked.
+
+        A lookup in progress still writes to the dropped cache.
+        """
         self._known = {}
 
     async def _look_up_token(self, token: str) -> Principal | None:

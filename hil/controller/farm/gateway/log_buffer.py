@@ -15,7 +15,7 @@ from hil.controller.farm.store import case_results, event_log
 _LOG = logging.getLogger("hil.farm.gateway")
 _GATHER_S = 0.05
 _AWAY_S = 0.3
-# Buffer limit in characters. Above it, workers that print more must wait.
+# Buffer size in characters. While the buffer is full, workers that print must wait.
 _MOST = 4 << 20
 # Name, outcome and reason of a finished case.
 Case = tuple[str, str, str]
@@ -65,7 +65,7 @@ class LogBuffer:
             self._urgent.clear()
             count, size = len(self._texts), sum(_measure_size(text, cases) for _, text, cases in self._texts)
             now = self._texts[:count]
-            # Output that arrives during the write starts a new entry.
+            # Output that arrives during this write starts a new entry.
             self._growing = False
             try:
                 await self._write_texts(now)

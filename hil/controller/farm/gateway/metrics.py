@@ -18,12 +18,13 @@ from hil.protocol.listening import host_port
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 _READ_S = 5.0
-# Metrics reveal user activity, so other machines can read them only if an address is configured.
+# Default address. Metrics reveal user activity, so other machines can read them only if the configuration sets an
+# address.
 _LOOPBACK = "127.0.0.1"
 
 
 class Metrics:
-    """Metrics of one gateway. Each event is counted by only a single gateway."""
+    """Metrics of one gateway. Only one gateway counts each event."""
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()

@@ -201,16 +201,19 @@ _EXPIRED = """
 
 
 class SweepTimer:
-    """Timer for sweeps, in every gateway. For each sweep that is due, only a single gateway runs it."""
+    """Timer for the farm's periodic work. Every gateway has a timer, but only one gateway runs each sweep."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
 
     async def run(self) -> None:
-        """Task: sweep once a second. After an outage, peers first get time to send a heartbeat. Then leases expire."""
+        """Task: sweep once a second.
+
+        After an outage, leases expire only after peers have had time to send a heartbeat.
+        """
         context = self._context
         heard_since = math.inf
-        # Wall clock time, as in the database: it advances during suspend, and may be set.
+        # Use wall clock time, as the database does: the clock advances during suspend, and an operator may set it.
         last = time.time()
         while True:
             if time.time() - last > _TICK_S + context.settings.lease_s / 2:
@@ -218,7 +221,7 @@ class SweepTimer:
                 heard_since = math.inf
             try:
                 await self._run_sweep(heard_since)
-                # Heartbeats count from here: the sweep may have waited long for the database.
+                # Count heartbeats from now on, because the sweep may have waited long for the database.
                 heard_since = min(heard_since, time.monotonic())
             except DatabaseAway:
                 heard_since = math.inf
@@ -227,7 +230,10 @@ class SweepTimer:
             await asyncio.sleep(_TICK_S)
 
     async def _release_locks(self) -> None:
-        """Open a separate connection and release locks of a frozen gateway, in case all connections wait for them."""
+        """Release the locks of a frozen gateway.
+
+        Use a separate connection, because all others may wait for these locks.
+        """
         with contextlib.suppress(DatabaseAway), seam():
             async with await connect(self._context.db.url) as beside:
                 await sweeper.thaw(beside)

@@ -86,7 +86,7 @@ class LeaseTunnel:
             self._sending -= 1
 
     async def _finish_other_direction(self, both: list[asyncio.Task[None]]) -> None:
-        """After one direction has ended, copy the other direction until a pause, because it may never end.
+        """After one direction has ended, copy the other direction up to the next pause, because it may never end.
 
         Waits for slow readers.
         """

@@ -42,11 +42,11 @@ _PRELOADED = (
     "ml_dtypes",
     "numpy.random",
 )
-# numpy's threads do not survive a fork.
+# Limit numpy to one thread, because threads do not survive a fork.
 _THREADS = "OPENBLAS_NUM_THREADS"
-# Children of a killed host may take a moment to end.
+# Wait this long for the lock in seconds, because children of a killed host may take a moment to end.
 _LOCK_S = 15.0
-# Restart delay limit of the uplink, short enough that no lease expires meanwhile.
+# Maximum restart delay of the uplink in seconds. The delay is so short that no lease expires in the meantime.
 _UPLINK_PAUSE_S = 1.0
 _SHOWN = 8
 

@@ -40,8 +40,8 @@ _LOOK_S = 0.05
 _LONG_S = 10 * 366 * 86400.0
 # Maximum length of an error text.
 REASON = 500
-# Internal errors, often caused by a job option with a wrong type or size. They are not blamed on the board, and the job
-# is not retried on another board.
+# Python errors, often caused by a job option with a wrong type or size. They do not count as errors of the board, and
+# hil does not retry the job on another board.
 _JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -159,7 +159,8 @@ class LeaseRunner:
         deadline = time.monotonic() + _FREE_S
         try:
             while True:
-                # Read the clock first, so that a process stopped in between checks the board once more.
+                # Read the clock before the check. If this process is suspended in between, it checks the board once
+                # more.
                 late = time.monotonic() > deadline
                 if not self.way.is_held(fence):
                     return True
@@ -182,7 +183,7 @@ class LeaseRunner:
             if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
         except UsageError as error:
-            # The board's config or a file of it is invalid: not the job's fault.
+            # The board's config or one of its files is invalid, so report an error of the board, not of the job.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
 
     def _run_on_board(
@@ -192,7 +193,7 @@ class LeaseRunner:
         ended: Callable[[str, str, str], None],
         timings: dict[str, float],
     ) -> JobResult:
-        """Use the board after the session is open."""
+        """Run the job on the board. The session must be open."""
         if grant.spec.kind is Kind.LEASE:
             # The holder uses the board until the lease ends, which interrupts this sleep.
             time.sleep(min(grant.timeout_s, _LONG_S))

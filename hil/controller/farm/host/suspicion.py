@@ -1,4 +1,4 @@
-"""Detect failed jobs that may be the board's fault. Pure functions. A check of the board decides."""
+"""Detect failed jobs that the board may have caused. Pure functions. A check of the board then finds the cause."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from hil.controller.farm.messages import JobResult, Kind
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK
 
-# Failures of a single program, or of every program on a stuck board. Wrong results are not included.
+# Failures that either the program or a stuck board can cause. Wrong results are not included.
 _FAILURES = frozenset({Outcome.LOAD_ERROR, Outcome.RUN_ERROR, Outcome.RUN_CRASH, Outcome.TIMEOUT})
-# Outcomes of a check that blame the board. Failures on the host do not.
+# Outcomes of a check that show a fault of the board. Failures on the host are not included.
 _UNFIT = _FAILURES | BOARD_OUTCOMES | {Outcome.FAIL, Outcome.UNSTABLE}
 _JOBS = (Kind.RUN, Kind.BUNDLE, Kind.SUITE)
 _MOST_REASON = 500

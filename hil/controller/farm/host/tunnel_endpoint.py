@@ -1,8 +1,8 @@
 """Host side of an interactive lease: forwards the holder's connections to the agent through a guard.
 
 The holder is not trusted. A session with a fence of the holder's choice would lock out all later sessions, including
-the farm's. So only the lease's fence is allowed. The agent cannot distinguish a holder from the host, and a byte
-tunnel cannot inspect the fence. A server in between can, and it works with every agent.
+the farm's. So only the lease's fence is allowed. The agent cannot distinguish a holder from the host, and a byte tunnel
+cannot inspect the fence. A server between the holder and the agent can inspect the fence, and works with every agent.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class TunnelEndpoint:
             grpc_calls.close_channel(channel)
 
 
-# Concurrent calls, each with a thread: the agent's limit.
+# Maximum number of concurrent calls, the same as the agent's limit. Each call uses a thread.
 _MOST_CALLS = 48
 _LONG_S = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"
 _OPTIONS = (
     *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-    # Messages are read into memory, and agents do not accept larger ones.
+    # This limit protects the memory. Agents do not accept larger messages.
     ("grpc.max_receive_message_length", wire.MESSAGE_MAX),
 )
 

@@ -1,7 +1,7 @@
 """Worker process of a board: attaches to the farm and runs jobs in sequence.
 
-The main thread runs the jobs. Threads of GatewayStream talk to the farm meanwhile. They can cancel the main thread's
-job like Ctrl-C, which the library handles at any point.
+The main thread runs the jobs. Threads of GatewayStream communicate with the farm. These threads cancel a job with a
+KeyboardInterrupt in the main thread, which the library handles at any point.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
-# Time for a cancelled job to end. After it, this process ends and frees all resources.
+# Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees
+# all resources.
 _END_S = 8.0
 _LEAVE_S = 2.0
 _REPORT_S = 60.0
-# A stopping worker retries its report this often, each with this timeout: the host allows 10 s.
+# While it stops, a worker makes at most this number of attempts to report, each with this timeout in seconds. The host
+# allows 10 s for a stop.
 _LAST_TRIES, _LAST_S = 2, 3.0
 # Idle time after which resources prepared for the next job are released.
 _REST_S = 30.0
@@ -114,7 +116,7 @@ class BoardWorker:
         self._grants.put(grant)
 
     def ended(self, lease: int, reason: str) -> None:
-        """Cancel the job of an ended lease. The board is not accessed any more."""
+        """Cancel the job of an ended lease. The job no longer accesses the board."""
         self._mark_ended(lease, reason)
         self._work.end(lease, reason)
         self._work.end(_probe_key(lease), reason)
@@ -195,7 +197,7 @@ class BoardWorker:
         if self._stopping:
             return _STOPPED_RESULT
         if grant.lease in self._over:
-            return result  # the end of the lease ended the check
+            return result  # the lease ended during the check
         return result if probe is None else after_probe(result, probe)
 
     def _handle_cancelled(self, grant: Grant) -> JobResult:
@@ -265,7 +267,7 @@ class BoardWorker:
 
 
 def _probe_key(lease: int) -> int:
-    """Return the key of the check after a lease's job; this key differs from the job's key."""
+    """Return the task key of the board check after a lease's job. The key differs from the job's key."""
     return -lease
 
 
@@ -339,7 +341,7 @@ class CancellableTask:
 
 @contextlib.contextmanager
 def scratch_folder(post: BoardEntry, site: HostInfo) -> Iterator[None]:
-    """Redirect temporary files of this process and all children to the board's directory.
+    """Redirect temporary files of this process and its children to the board's directory.
 
     Leftovers of an earlier worker are deleted first. The path is short, because the directory also contains sockets.
     """

@@ -1,4 +1,6 @@
-"""Grant boards to waiting jobs. :mod:`hil.controller.farm.scheduler.policy` decides. This module reads the input.
+"""Grant boards to waiting jobs.
+
+This module reads the queue and creates the leases. :mod:`hil.controller.farm.scheduler.policy` decides.
 
 Grants are made in the transaction that makes them possible, so a free board never waits next to a matching job.
 Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). hil reads as many jobs of a lane as the
@@ -22,9 +24,9 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_granted
 from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
 
-# Extra jobs to read per lane: a board may be warm for one of them.
+# Number of extra jobs to read per lane, because a board may have cached data for one of them.
 _CHOICE = 16
-# Time for a worker to report after it checks the board of a timed-out job.
+# Extra time in seconds for a worker to send the report after the board check of a timed-out job.
 _REPORT_S = 10.0
 _LANES = f"""
     with recursive lanes (lane) as (
@@ -131,7 +133,8 @@ async def grant_new(
 
     Args:
         jobs: job ids in the order of the specs.
-        known: all boards. Considers all warm boards that are free, and up to one cold board per job.
+        known: all boards. The function considers all free boards with cached data for the jobs, and at most one other
+            board per job.
     """
     affinities = {spec.affinity for spec in order.specs}
     free = _list_free_boards(known)
@@ -185,7 +188,7 @@ async def _assign_boards(
     """Assign boards by policy and create the leases."""
     if not waiting or not free:
         return []
-    # Shares only matter between users.
+    # The fair share only matters if there are several users or projects.
     several = len({(one.user, one.project) for one in waiting}) > 1
     use = await shares(tx, settings) if several else {}
     return await _create_leases(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))

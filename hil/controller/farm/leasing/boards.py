@@ -33,7 +33,8 @@ _NEW = """
     on conflict (name) do update set name = excluded.name
     returning host, worker, fence
 """
-# Locks rows, so that concurrent heartbeats are waited for. Compares with the transaction's start: see `.sweeper`.
+# The query locks rows, so it waits for concurrent heartbeats. It compares with the start of the transaction: see
+# `.sweeper`.
 _SILENT = "select name, host from hil.boards where worker <> '' and owned_until < now() order by name for update"
 _PRESENT = """
     update hil.boards
@@ -107,7 +108,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 
 @serialized
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
-    """Resume a drained board. Unless the board is online, the farm checks the board at once."""
+    """Resume a drained board. If the board is not online, the farm checks the board at once."""
     state = await known_board(tx, name)
     note = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', hold_reason = '' where name = %s", [name])
@@ -152,7 +153,7 @@ async def known_board(tx: Tx, name: str) -> BoardState:
     return states[name]
 
 
-# A forgotten board that is presented later starts without health data and without a drain.
+# If a host presents a forgotten board again, the board starts without health data and is not drained.
 _FORGET = """
     update hil.boards
     set forgotten = true, hold = '', hold_reason = '', reason = '', failures = 0, checked_at = null, check_at = null,
@@ -174,7 +175,7 @@ _ABSENT = """
 
 @serialized
 async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """Forget a board. Jobs that no other board can run are ended; returns their names."""
+    """Forget a board. Jobs that no other board can run end. Returns the names of these jobs."""
     await known_board(tx, name)
     if owners := await fetched(tx, _OWNER, [name]):
         raise UsageError(

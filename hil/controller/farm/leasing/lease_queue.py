@@ -4,8 +4,8 @@ A granted lease is a job in its board's queue, deferred in the transaction of th
 worker fetches the job. The job is deleted in the transaction that ends the lease. The lock is the board's name, so that
 procrastinate never runs two jobs of a board at once.
 
-Jobs are deferred through procrastinate's public API. The rest has no public API. procrastinate's ``Worker`` runs a job
-in its process, for queues fixed at startup. For a lease, a different process runs the job, boards come and go, and the
+This module uses procrastinate's public API only to defer jobs. The public ``Worker`` runs jobs in its own process, for
+queues that are fixed at startup. For a lease, a different process runs the job, boards appear and disappear, and the
 lease ends in a transaction of this package. So this module calls the functions that ``Worker`` calls
 (``JobManager.register_worker``, ``fetch_job``, ``update_heartbeat``, ``unregister_worker``). For transactions shared
 with hil's tables it calls versioned SQL functions (``procrastinate_finish_job_v1``,
@@ -36,7 +36,8 @@ _BEAT_S, _STALLED_S = 10.0, 60.0
 # The channel name `procrastinate_queue_v1#QUEUE` has at most 63 bytes.
 _LONGEST_QUEUE = 63 - len("procrastinate_queue_v1#")
 
-# Lock the row first: a missing row is not an error, and concurrent deletions wait or skip it.
+# Lock the row before the deletion. A missing row is not an error, and a concurrent deletion waits for the lock or skips
+# the row.
 _DONE = """
     select procrastinate_finish_job_v1(id, 'succeeded', true) from (
         select id from procrastinate_jobs where id = %s and status in ('todo', 'doing') for update) as job
@@ -56,7 +57,10 @@ _LOG = logging.getLogger("hil.farm.queue")
 
 
 class LeaseQueue:
-    """The queue from a gateway's view: a procrastinate worker. The owner opens and closes it."""
+    """Queue of a gateway, registered as a procrastinate worker.
+
+    Call :meth:`open` before use and :meth:`close` at the end.
+    """
 
     def __init__(self, database: Database, *, beat_s: float = _BEAT_S) -> None:
         self._database = database
@@ -71,7 +75,7 @@ class LeaseQueue:
     async def open(self) -> None:
         """Register as a worker and send heartbeats. Raises DatabaseAway if the database is unavailable."""
         with _convert_errors():
-            # procrastinate sets a row factory on each query.
+            # The type of the pool's rows does not matter, because procrastinate sets a row factory on each query.
             await self._connector.open_async(cast("AsyncConnectionPool[Any]", self._database.pool))
             self._worker = await self._manager.register_worker()
         self._beating = asyncio.create_task(self._send_beats())
@@ -118,7 +122,7 @@ class LeaseQueue:
     async def listen(self, callback: Callable[[set[str] | None], object]) -> None:
         """Task: call ``callback`` with the boards of new queue entries.
 
-        The argument is None at first and after an outage: any board may have entries.
+        The argument is None in the first call and after an outage, because any board may then have entries.
         """
         async with contextlib.aclosing(notifications.hear(self._database.url, CHANNEL)) as heard:
             async for board in heard:
@@ -158,7 +162,7 @@ class LeaseQueue:
             except DatabaseAway as error:
                 _LOG.warning("gateway heartbeat failed: %s", error.message)
             except Exception:
-                # Continue: a gateway without heartbeats would be removed.
+                # Log the error and continue, because a gateway without heartbeats would be removed.
                 _LOG.exception("queue cleanup failed")
 
 
@@ -172,7 +176,7 @@ def _make_queue_name(board: str) -> str:
 
 @contextlib.contextmanager
 def _convert_errors() -> Iterator[None]:
-    """Convert errors of procrastinate to errors of the database, and those to DatabaseAway."""
+    """Raise procrastinate's errors as database errors. Convert outages to DatabaseAway."""
     with seam():
         try:
             yield

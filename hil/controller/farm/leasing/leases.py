@@ -32,7 +32,7 @@ _GRANT = f"""
         submission.timeout_s, submission.user_name as user, submission.trace
     from {LEASES} where lease.ended_at is null
 """
-# Heartbeats do not wait for locks: they skip locked rows, and the next heartbeat follows soon.
+# Heartbeats skip locked rows instead of waiting for the lock, because the next heartbeat follows soon.
 _KEEP = """
     with kept as (
         select lease.id from hil.leases as lease
@@ -130,7 +130,7 @@ async def lease_of_job(tx: Tx, job_id: int) -> int | None:
 
 
 async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
-    """Return the data of a lease for the holder, besides the grant. None if the lease has ended."""
+    """Return the lease data for the holder that the grant does not contain, or None if the lease has ended."""
     query = (
         "select lease.key, lease.direct, lease.started_at is not null as started, board.card"
         " from hil.leases as lease join hil.boards as board on board.name = lease.board"
@@ -190,7 +190,8 @@ async def report(
 ) -> tuple[bool, str]:
     """Record the result of a lease's job.
 
-    Late results are not counted. An invalid fence is logged but not stored. The result still counts.
+    Late results are not counted. If the fence is invalid, the fence is logged but not stored, and the result still
+    counts.
 
     Args:
         fence: highest fence that the board has accepted.
@@ -209,14 +210,18 @@ async def report(
     else:
         await note_board(tx, "fence", row.board, f"ignored invalid fence {fence} from the host")
     await transitions.lease_reported(tx, queue, row, result, settings)
-    # A job with an infrastructure failure may move to any board. Jobs that had to avoid this board may use it then.
+    # After an infrastructure failure, the job may move to any board. After a health job, jobs that had to avoid this
+    # board may use it again. So look for grants on all boards.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
     await grant(tx, queue, settings, None if everywhere else [row.board])
     return True, ""
 
 
 async def _handle_repeated_report(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:
-    """Handle a report for an ended lease: a repetition of the same result counts, a late one does not."""
+    """Handle a report for an ended lease.
+
+    A repetition of the stored result counts; a different, late result does not.
+    """
     # Compare in the database: numbers may change their notation in jsonb.
     [stored] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})
     if stored["same"]:

@@ -42,7 +42,8 @@ _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _LONGEST_PROJECT = 100
 _TIMEOUTS = f"above 0 s and at most {_LONGEST_S / 86400:.0f} days"
 
-# Limit of waiting submissions per user: each may be a separate lane, and every grant reads all lanes.
+# Maximum number of waiting submissions per user. Each submission may be a separate lane, and every grant reads all
+# lanes.
 _MOST_WAITING = 1000
 _MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
 _WAITING = f"""
@@ -157,7 +158,7 @@ def _check_submission(order: Submission) -> None:
 
 
 async def _check_quota(tx: Tx, who: Principal) -> None:
-    """Raise FarmError if too many submissions of a user are waiting. The exact count is only made for a long queue."""
+    """Raise FarmError if too many submissions of a user are waiting. Count exactly only if the queue is long."""
     [all_] = await fetched(tx, _MANY, [_MOST_WAITING])
     if all_["many"] < _MOST_WAITING:
         return
@@ -183,7 +184,7 @@ def _choose_project(who: Principal, order: Submission) -> str:
 
 
 def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
-    """Raise NoSuchBoard if no known board can match, in any state."""
+    """Raise NoSuchBoard if no known board matches, regardless of the boards' states."""
     boards = {one.name: one.labels for one in known}
     selector = parse(order.selector)
     if order.board:

@@ -1,6 +1,6 @@
 """Periodic work, every second: expire leases and boards, and queue due health checks.
 
-`hil farm gc` also deletes old data here. The audit is never deleted.
+This module also deletes old data for `hil farm gc`. The audit is never deleted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.records import SERIALIZED, active_leases, fetched, serialized
 from hil.errors import EXIT_OK
 
-_TICK = 0x4_74_69_63_6B  # advisory lock: only a single gateway sweeps at a time
+_TICK = 0x4_74_69_63_6B  # advisory lock: only one gateway sweeps at a time
 _FROZEN_S = 5.0
 
 # A gateway that froze while it had the serialization lock or changed a board or lease blocks the whole farm.
-# PostgreSQL's timeout for idle transactions does not help: within a pipeline, the connection counts as active.
+# PostgreSQL's timeout for idle transactions does not help, because a connection in pipeline mode counts as active.
 _THAW = """
     select pg_terminate_backend(pid) from pg_stat_activity
     where datname = current_database() and state = 'active' and wait_event_type = 'Client'
@@ -66,7 +66,8 @@ async def _sweep_once(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_s
 async def _expire_leases(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     """End leases and boards without heartbeats, and leases past their time limit.
 
-    Compares with the start of the transaction: this gateway may have been frozen since, and missed heartbeats.
+    Deadlines are compared with the start of the transaction. This gateway may have been frozen since then, and may have
+    missed heartbeats.
     """
     silent = await active_leases(tx, "lease.expires_at < now()")
     for lease in silent:
@@ -90,7 +91,7 @@ _FADED = "30 days"
 # Limit of files per call: users of these files wait during the deletion.
 _MOST_FILES = 2000
 
-# Submissions whose jobs all ended long ago.
+# Submissions of which all jobs ended long ago.
 _OLD = """
     select id from hil.submissions as submission
     where at < now() - make_interval(secs => %(keep_s)s) and not exists (
@@ -161,8 +162,8 @@ async def gc(
         digests = [row["digest"] for row in unused]
         if digests and not dry_run:
             await delete(digests)
-        # After the files, which may take long: a host that presents such a board waits for this lock, and so does the
-        # whole farm.
+        # Delete these rows after the files, because deleting files may take long. A host that presents such a board
+        # waits for the row's lock, and then the whole farm waits for the host.
         for name, query in _DELETED_LAST.items():
             counts[name] = (await tx.execute(query, values)).rowcount
     return GcResult({**counts, "artifacts": len(digests)}, sum(row["size"] for row in unused), digests)

@@ -73,7 +73,7 @@ async def enqueue(
 
 
 async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
-    """Requeue a job at the old queue position, and avoid the board of the failure."""
+    """Requeue a job at its old queue position, and exclude the board of the failure."""
     await tx.execute(_AGAIN, {"job": job.id, "avoid": sorted({*job.avoid, failed_on})})
     await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
 
@@ -139,7 +139,7 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
     """Queue a health job for each board that is due for a check and has none. Returns their number."""
     found = await fetched(tx, _UNCHECKED, {"boards": boards})
     for row in found:
-        # Hosts of older releases switch the power of a board that failed before.
+        # Hosts of older releases use these options to switch the power of a board that failed before.
         options = {"state": row["state"], "failures": row["failures"]}
         order = Submission(
             title=f"check of {row['name']}",
@@ -208,7 +208,7 @@ async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, se
 
 
 async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
-    """End a lease at the time limit. A job gets the result ``TIMEOUT``. A held lease ends normally."""
+    """End a lease at the time limit. A job gets the result ``TIMEOUT``. A user's lease ends normally."""
     if lease.job.kind is Kind.LEASE:
         return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="time limit reached"), settings)
     reason = "time limit exceeded"
@@ -240,7 +240,7 @@ async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: Job
 
 
 async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -> bool:
-    """Return True if a board can serve a job that has not failed on it yet."""
+    """Return True if the job can run on another board on which it has not failed yet."""
     [order] = await fetched(tx, "select selector from hil.submissions where id = %s", [job.submission])
     wanted = policy.WaitingJob(job.id, job.user, selector=order["selector"], board=job.pinned)
     avoid = {*job.avoid, board}
@@ -263,7 +263,10 @@ async def _retry_or_finish(tx: Tx, lease: LeaseRow, result: JobResult, settings:
 
 
 async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
-    """Update a board after an attempt. Infrastructure failures make the board suspect. Health jobs decide the state."""
+    """Update a board after an attempt.
+
+    Infrastructure failures make the board suspect. The result of a health job sets the board's state.
+    """
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
         event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)

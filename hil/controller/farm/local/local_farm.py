@@ -129,7 +129,9 @@ class UpOptions:
 
 
 class LocalFarm:
-    """Farm of a home directory. A context manager: the farm serves inside it, and only data remains afterwards.
+    """Farm of a home directory.
+
+    A context manager: the farm runs inside the context, and only the data remains afterwards.
 
     Raises:
         FarmError: a farm of this home is already running, or it does not start.

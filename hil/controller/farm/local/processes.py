@@ -66,7 +66,8 @@ class SupervisedProcess:
         if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         with self.log.open("ab") as log:
-            # In a separate session, Ctrl-C reaches only this process, which then stops the others in order.
+            # Start a separate session, so that Ctrl-C reaches only this process, which then stops the children in
+            # order.
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,

@@ -2,8 +2,8 @@
 
 An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives a
 health job. If the job passes, the board is online. If the job fails, the board is quarantined and checked at increasing
-intervals. A board without a worker is offline. When the worker returns, the board is online if the board was healthy
-recently and had no events since. Otherwise the board is suspect.
+intervals. A board without a worker is offline. When the worker returns, a board that was healthy recently and had no
+events since is online. Otherwise the board is suspect.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from enum import Enum
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.settings import FarmSettings
 
-# After this number of failed checks in a row, jobs do not wait for the board. The same number of lost checks counts as
-# a failure.
+# After this number of failed checks in a row, jobs do not wait for the board. This number of lost checks counts as one
+# failed check.
 GIVEN_UP = 3
 _DOUBLINGS = 30  # limit of the exponent; quarantine_most_s applies earlier
 
@@ -54,7 +54,7 @@ class HealthChange:
 
     @property
     def doubted(self) -> bool:
-        """Whether earlier health results are invalid, so the board must pass a check first."""
+        """Whether earlier health results no longer count, so that the board must pass a new check."""
         return self.check_in_s is not None
 
 
@@ -86,7 +86,8 @@ def after(state: BoardState, failures: int, event: Event, settings: FarmSettings
     if what is EventKind.ATTENDED:
         return _decide_on_attend(state, failures, event)
     if state is BoardState.OFFLINE or (state is BoardState.QUARANTINED and what is not EventKind.RETRY):
-        # Offline boards are checked before they become online anyway; quarantines keep the delay.
+        # Plan no new check: offline boards are checked before they become online, and quarantined boards keep their
+        # check time.
         return HealthChange(state, failures, None, why)
     return HealthChange(BoardState.SUSPECT, failures, 0.0, why or _WHY[what])
 

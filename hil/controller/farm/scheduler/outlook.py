@@ -12,7 +12,7 @@ from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, 
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.records.farm import FarmJob
 
-# Limits of a reason text: boards per state, hold reasons, and characters per hold reason.
+# Limits of a reason text: number of boards per state, number of drain reasons, and characters per drain reason.
 _NAMED = 3
 _HOLD_REASONS, _HOLD_CHARACTERS = 3, 120
 
@@ -22,7 +22,7 @@ class Outlook:
     """Queue position of a waiting job."""
 
     job: int
-    position: int  # among jobs that can use any of the same boards, from 1; 0 if no board matches
+    position: int  # position among jobs that compete for the same boards, from 1; 0: no match
     why: str
 
 
@@ -60,7 +60,7 @@ def outlooks(
 
 
 def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
-    """Return a line with the reasons why a job has no matching board.
+    """Return a line that says why no matching board is available for a job.
 
     Args:
         ahead: number of earlier jobs that can use any of the boards.

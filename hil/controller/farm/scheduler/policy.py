@@ -3,16 +3,17 @@
 Health jobs are assigned first. A board that needs a check only receives a health job. The other boards are
 assigned in rounds:
 
-1. Each class (high, normal, low) selects the next job by fair share. First the user with the fewest boards now,
-   then with the least recent use. Then that user's project by the same rule. Then the project's oldest job.
+1. Each class (high, normal, low) selects the next job by fair share. The user with the fewest boards now comes first;
+   ties go to the user with the least recent use. The same rule selects a project of this user. The job is the project's
+   oldest job.
 2. The highest class among these jobs wins. A job moves up one class per ``aging_s`` of waiting, up to high, so that
-   high jobs cannot starve other jobs. Ties are decided by the user's share. Within a class, users are ordered
-   by fair share only: a longer wait does not move a job ahead of other users.
+   high jobs cannot starve other jobs. The user's share breaks ties. Within a class, users are ordered by fair share
+   only: a longer wait does not move a job ahead of other users.
 3. The job receives the matching board that the fewest other waiting jobs can use. Among equal boards, a board that
    is warm for the job is preferred.
 
-Within a project, a later job may overtake the first if a board is warm for it, unless the first has waited
-``aging_s``. A job never receives a board in ``avoid``. Callers only fill that set if other boards match.
+Within a project, a later job may overtake the first if a board is warm for it, unless the first has waited ``aging_s``.
+A job never receives a board in ``avoid``. Callers leave ``avoid`` empty if no other board matches.
 
 After an infrastructure failure, a job is retried on a different board. A wrong result, a compile error or a timeout
 is a final result.
@@ -69,7 +70,7 @@ class WaitingJob:
         return self.matches(free.name, free.labels)
 
     def allowed(self, boards: Iterable[BoardRow]) -> WaitingJob:
-        """Return a job with an empty ``avoid`` set if no other board can serve it, else the job itself."""
+        """Return the job, with an empty ``avoid`` set if no other board can serve the job."""
         others = (one for one in boards if one.may_serve and one.name not in self.avoid)
         if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
             return self
@@ -113,7 +114,7 @@ def assign(
 def turns(
     waiting: Sequence[WaitingJob], boards: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
 ) -> list[int]:
-    """Return the order of assignment if each board became free after every assignment.
+    """Return the order in which jobs would be assigned if boards became free right after each assignment.
 
     Health jobs and jobs without a matching board are left out.
     """
@@ -154,7 +155,7 @@ class _Shares:
 
 
 class _AssignmentRound:
-    """One round of assignments. With ``endless``, a board is free right after the assignment.
+    """One round of assignments. With ``endless``, a board becomes free right after each assignment.
 
     Sets of boards are bit masks: bit N is board N.
     """
@@ -188,7 +189,7 @@ class _AssignmentRound:
         for mask, count in many.items():
             for number in _iterate_bits(mask):
                 self._wanted[number] += count
-        # Per class: a heap of projects by their turn when last computed, with their jobs. A turn only ever moves later.
+        # Class -> heap of projects with their jobs, ordered by the last computed sort key. A key can only increase.
         self._heaps: dict[int, list[tuple[_Turn, deque[WaitingJob]]]] = defaultdict(list)
         for (rank, _, _), queue in queues.items():
             heapq.heappush(self._heaps[rank], (self._make_turn_key(queue[0]), queue))
@@ -226,17 +227,17 @@ class _AssignmentRound:
         return None
 
     def _make_turn_key(self, job: WaitingJob) -> _Turn:
-        """Return the sort key of a job within the class; less is sooner."""
+        """Return the sort key of a job within the class. The job with the smallest key is next."""
         return (*self._shares.of(job), *_make_age_key(job))
 
     def _make_urgency_key(self, rank: int, queue: deque[WaitingJob]) -> tuple[float, ...]:
-        """Return the urgency of a class's next job: highest class, least share, longest wait including the class."""
+        """Return the urgency of a class's next job as a sort key: class after aging, then share, then waiting time."""
         job = queue[0]
         aged = min(rank + job.waits_s // self._aging_s, _HIGHEST)
         return (aged, *(-one for one in self._shares.of(job)), rank * self._aging_s + job.waits_s, -job.id)
 
     def _select_job(self, queue: deque[WaitingJob]) -> WaitingJob:
-        """Return the first job. If no board is warm for the first job, return a later job with a warm board."""
+        """Return the first job, or a later job if a board has cached data only for the later job."""
         first = queue[0]
         could = self._get_board_mask(first) & self._left
         if first.waits_s >= self._aging_s or could & self._warm.get(first.affinity, 0):
@@ -287,8 +288,8 @@ def after_attempt(
     A lease that was in use (``held``) is not retried: the holder does not expect a different board.
 
     Args:
-        others: whether other matching boards exist where the job has not failed. If so, ``BOARD_UNFIT`` results do not
-            use up attempts.
+        others: True if other matching boards exist on which the job has not failed. ``BOARD_UNFIT`` results then do not
+            count as attempts.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
         return result
@@ -319,7 +320,7 @@ class BoardRow:
 
     @property
     def free(self) -> FreeBoard | None:
-        """The board as a free board, possibly for health jobs only; None if the board is not free."""
+        """The board as input for the assignment, or None if the board is not free. May be restricted to health jobs."""
         if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
             return None
         healthy = self.state is BoardState.ONLINE and not self.unchecked

@@ -44,7 +44,7 @@ _READ = f"""
 
 async def keep(tx: Tx, lease: int, cases: Sequence[tuple[str, str, str]]) -> None:
     """Store name, outcome and reason of finished cases of a running job."""
-    # Keep the last result of each case: an upsert cannot change a row twice.
+    # Keep only the last result of each case, because one upsert statement cannot change a row twice.
     last = {storable(name[:LONGEST]): (outcome, reason) for name, outcome, reason in cases}
     given = [
         {"name": name, "outcome": storable(outcome[:LONGEST]), "reason": storable(reason[:LONGEST])}

@@ -58,7 +58,7 @@ async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
 
 
 async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> None:
-    """Record a lease event without other effects. ``what`` is the event name, such as ``late_report``."""
+    """Record a lease event that changes no state. ``what`` is the event name, such as ``late_report``."""
     await _add_event(tx, f"lease.{what}", board=lease.board, job=lease.job.name, lease=lease.id, reason=reason)
 
 
@@ -79,9 +79,9 @@ async def note_started(tx: Tx, lease: LeaseRow) -> None:
 MOST_BYTES = 16 << 20
 _TOO_MUCH = "\n[output limit exceeded; further output is dropped]\n"
 _MOST_LINES = 2000
-# Limit of output bytes per read; at least one text is returned.
+# Maximum output per read in bytes. A read returns at least one text, even above the limit.
 _MOST_READ = 8 << 20
-# Assigns log numbers in commit order, so that a reader never misses an earlier number.
+# Advisory lock for assigning log numbers in commit order, so that a reader never misses an earlier number.
 _LOCK = 0x68696C02
 
 

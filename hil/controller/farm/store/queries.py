@@ -1,4 +1,4 @@
-"""Queries of a farm. Each returns its type in :data:`hil.controller.records.farm.ANSWERS`.
+"""Queries of a farm. :data:`hil.controller.records.farm.ANSWERS` lists the result type of each query.
 
 Lists are ordered from oldest to newest. If a list is cut, the oldest entries are missing.
 """
@@ -37,11 +37,11 @@ from hil.errors import UsageError
 
 _MOST = 100_000
 _USUAL = 200
-# Limits that protect the gateway's memory: characters of text fields of listed jobs, bytes of results and specs, and
-# number of jobs per page.
+# Limits that protect the gateway's memory: total characters in text fields of listed jobs, total bytes of results and
+# specs, and number of jobs per page.
 _MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
 _TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
-# The board is that of the last lease. Without a result, the reason is that of the last failure.
+# ``board`` is the board of the last lease. For a job without a result, ``reason`` is the reason of the last failure.
 _QUERY = f"""
     select job.id, job.number, {NAME} as name, job.submission,
         coalesce(nullif(job.title, ''), submission.title) as title, job.kind, submission.project,
@@ -202,7 +202,7 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
         where.append(_NAMED)
         values |= {"submissions": [one for one, _ in named], "numbers": [number for _, number in named]}
     rows = {row["id"]: row for row in await _read_newest_jobs(tx, where, values, _MOST)}
-    # A job may have received a board meanwhile.
+    # Skip jobs that have received a board in the meantime.
     told = [(rows[one.job], one) for one in found if one.job in rows]
     return [QueuedJob(**_format_job(row), position=one.position, why=one.why) for row, one in told]
 
@@ -271,7 +271,7 @@ _QUEUE_COUNTS = f"""
     select submission.priority as state, count(*) as n from {JOBS}
     where job.state = 'queued' and job.kind <> 'health' group by 1
 """
-# Median and 95th percentile of the last hour.
+# Median and 95th percentile of the queue times in the last hour.
 _WAITED = """
     select percentile_cont(array[0.5, 0.95]) within group (order by extract(epoch from started_at - queued_at)) as s
     from hil.jobs where started_at > now() - interval '1 hour' and kind <> 'health'

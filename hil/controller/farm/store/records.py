@@ -74,7 +74,7 @@ class JobRow:
     project: str
     pinned: str  # required board; "" for any
     affinity: str  # cache affinity key
-    avoid: tuple[str, ...]  # boards with an infrastructure failure of this job
+    avoid: tuple[str, ...]  # boards on which this job had an infrastructure failure
 
     @classmethod
     def of(cls, row: Row) -> JobRow:
@@ -111,7 +111,7 @@ class LeaseRow:
 def serialized(
     function: Callable[Concatenate[Tx, P], Awaitable[T]],
 ) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
-    """Decorate a function to exclude all other decorated functions in the farm for the rest of the transaction.
+    """Decorate a function so that it waits for a farm-wide lock, and keeps the lock up to the end of the transaction.
 
     Statements are pipelined. The function waits only for statements with fetched rows.
     """

@@ -42,7 +42,7 @@ E = TypeVar("E", Priority, Role)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
-# Maximum characters of a text argument; the audit stores all of them.
+# Maximum length of a text argument in characters. The audit stores the complete text.
 _LONGEST_TEXT = 1000
 
 
@@ -196,7 +196,8 @@ class AdminActions:
                 await asyncio.to_thread(context.store.delete, digest)
 
         if not dry_run:
-            # Use a separate short transaction, because it blocks all other writers. This transaction is idle meanwhile.
+            # Forget boards in a separate short transaction, because this blocks all other writers. The current
+            # transaction is idle in the meantime.
             await tx.execute("set local idle_in_transaction_session_timeout = '1min'")
             async with context.db.transaction() as own:
                 await boards.forget_absent(own, days * _DAY_S, context.settings)
@@ -244,7 +245,7 @@ _MOST_JOBS = 100_000
 # Poll interval, in case a notification is lost.
 _LOOK_S = 5.0
 _GATHER_S, _LATE_S = 0.05, 0.2
-# Up to this number of changed jobs, read each separately; above it, read whole submissions.
+# If at most this number of jobs changed, read each job separately. Otherwise, read whole submissions.
 _FEW = 16
 
 
@@ -298,7 +299,7 @@ class JobFollower:
         return touched
 
     async def _find_jobs(self, tx: Tx, names: Collection[str]) -> None:
-        """Find the requested jobs. A submission's name selects all of the jobs."""
+        """Find the requested jobs. A submission's name selects all its jobs."""
         wanted = {(*parse_job(name), name) for name in names}
         query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
         rows = await fetched(tx, query, [list({submission for submission, _, _ in wanted})])
@@ -311,7 +312,10 @@ class JobFollower:
             self._names |= {row["id"]: row["name"] for row in found}
 
     async def _send_updates(self, touched: set[str] | None) -> None:
-        """Read changed jobs and send updates. Reads states before logs, so that output is sent before a job's end."""
+        """Read changed jobs and send updates.
+
+        Reads states before logs, so that clients receive the output before the end of the job.
+        """
         async with self._context.db.transaction() as tx:
             found = await self._read_jobs(tx, touched)
             hopeless = await unrunnable(tx, found)

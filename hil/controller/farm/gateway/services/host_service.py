@@ -26,9 +26,9 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
-# Limit per message; hosts send fewer.
+# Maximum number of cases per message. Hosts send fewer.
 _MOST_CASES = 2000
-# Limit of messages that a worker has not read.
+# Maximum number of messages that wait for a worker to read them.
 _MOST_UNREAD = 10_000
 
 
@@ -41,8 +41,8 @@ class HostService:
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: GatewayCall) -> None:
         """Serve the stream of a board's worker.
 
-        If the worker ends the stream, the board is set offline. After a broken connection, the board waits for the
-        worker.
+        If the worker ends the stream, the board is set offline. After a broken connection, the board stays online for a
+        while, so that the worker can reconnect.
         """
         first = await anext(aiter(requests), pb.FromBoard())
         if first.WhichOneof("kind") != "hello":

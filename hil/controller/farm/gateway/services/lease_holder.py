@@ -38,7 +38,7 @@ class LeaseHolder:
     def __init__(self, context: GatewayContext, call: GatewayCall) -> None:
         self._context, self._call = context, call
         self._lease, self._key = 0, ""
-        # Needed in addition to the queue entry: the queue drops entries when it is full.
+        # True after the holder left. The queue also has an entry for this event, but a full queue drops entries.
         self._left = False
 
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
@@ -83,7 +83,8 @@ class LeaseHolder:
             await self._wait_for_board(name, row["id"], queue)
         except BaseException:  # cancelled, or the error of a cancelled query
             if not self._lease and not call.leaving:
-                # The holder may reconnect with the same submission key. A job without a holder is cancelled.
+                # The holder may reconnect with the same submission key. If the holder does not reconnect, cancel the
+                # job.
                 context.spawn(self._cancel_unless_resumed(name, row["id"]))
             raise
 
@@ -171,7 +172,7 @@ class LeaseHolder:
                 return
 
     async def _renew_lease(self) -> str:
-        """Renew the lease. Returns the reason if the lease has ended, otherwise "".
+        """Renew the lease. Returns the reason for the lease's end, or "" if the lease is active.
 
         While the database is unavailable, heartbeats are not acknowledged and no lease expires.
         """

@@ -42,7 +42,7 @@ T = TypeVar("T")
 _PATHS = {name: path for name, path, *_ in methods("Hosts")}
 # All workers of a host may call at once. The second number limits the connections accepted per wakeup.
 _BACKLOG, _AT_ONCE = 1024, 16
-# Limit of a worker's message. Gateways have a lower limit and report it.
+# Maximum size of a worker's message in bytes. Gateways have a lower limit and report an error above it.
 _MESSAGE_MOST = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
 # Heartbeats are sent together, at multiples of this interval. Separate heartbeats would wake the uplink and the gateway
@@ -54,7 +54,7 @@ _STUCK_S = 30.0
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen for calls of this user. Calls made while no uplink runs wait for the next one.
+    """Listen for calls of this user. Calls that arrive while no uplink runs wait for the next uplink.
 
     Raises:
         StorageError: the socket cannot be created.
@@ -76,7 +76,8 @@ def listen(path: Path) -> socket.socket:
 def run(farm: FarmAddress, listening: socket.socket) -> None:
     """Forward calls to a farm while this process lives.
 
-    If the event loop hangs, SIGALRM ends the process: all boards of the host would be offline otherwise.
+    If the event loop hangs, SIGALRM ends the process, so that the host starts a new uplink. Without an uplink, all
+    boards of the host are offline.
     """
 
     async def serve() -> None:
@@ -238,7 +239,10 @@ def _time_to_next_send(now: float) -> float:
 
 
 def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task and ignore errors: an ended call accepts no messages, and the reply is already on the way."""
+    """Start a task and ignore its errors.
+
+    Sending to an ended call fails, but the call's status is reported separately.
+    """
     task = asyncio.create_task(work)
     task.add_done_callback(_ignore_error)
     return task
