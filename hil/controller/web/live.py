@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 PACE_S = 1.0
 # Seconds between keep-alive comments, which detect dead connections.
 ALIVE_S = 15.0
-# Maximum streams, so that they do not use up all connections. The oldest stream ends first. Its browser
-# reconnects.
+# Maximum number of streams, so that streams do not use all connections. At the limit, the server ends the oldest
+# stream, and the browser reconnects.
 MOST_STREAMS = 128
 
 

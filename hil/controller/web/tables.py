@@ -1,4 +1,4 @@
-"""Tables for bisections, studies, benches and matrices with specific columns."""
+"""Tables with specific columns for bisections, studies, benches and matrices."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ _DIGITS = {one.key: one.digits for one in STATISTICS}
 
 
 class _Environment(Environment):
-    """Environment that returns None for missing keys of a record, which may come from an older version or any user."""
+    """Environment that returns None for missing keys of a record.
+
+    Records may come from older versions and from any user.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         found = super().getattr(obj, attribute)

@@ -1,8 +1,8 @@
 """Server that closes idle connections and limits concurrent requests.
 
 uvicorn has no timeout for request headers, request bodies, or clients that do not read the response. uvicorn also
-continues requests after the client disconnects. This module adds timeouts and cancels requests on closed connections
-(:mod:`hil.core.cancellation`).
+continues requests after the client disconnects. This module adds timeouts, and cancels the requests of closed
+connections (:mod:`hil.core.cancellation`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ MOST_HEAD = 32 << 10
 MOST_CONNECTIONS = 256
 # Maximum connections of a client, so that a single client cannot use all of them.
 MOST_CONNECTIONS_OF_CLIENT = 64
-# Paths of event streams. They need no thread, and browsers reopen a closed stream.
+# Paths of event streams. A stream needs no thread, and browsers reopen a closed stream.
 EVENTS = ("/events", "/farm/events")
-# Maximum concurrent requests; others wait. Together with the read limits this bounds the server's memory.
+# Maximum number of concurrent requests. Further requests wait. This limit and the limits on reads bound the server's
+# memory.
 MOST_WORKING = 8
 # Timeouts in seconds for request headers, for the request body, and for a client that does not read the response.
 HEAD_S = 15.0
@@ -69,12 +70,15 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down without log messages about interrupted responses. Event streams always end this way."""
+        """Shut down without log messages about interrupted responses.
+
+        The messages carry no information, because a shutdown always interrupts event streams.
+        """
         told = logging.getLogger("uvicorn.error")
         told.addFilter(_reject_record)
         try:
             await super().shutdown(sockets)
-            if self.server_state.tasks:  # just cancelled; wait until they end
+            if self.server_state.tasks:  # wait for the cancelled tasks to end
                 await asyncio.wait(list(self.server_state.tasks), timeout=_CANCELLED_S)
         finally:
             told.removeFilter(_reject_record)
@@ -111,7 +115,7 @@ class HttpConnection(H11Protocol):
         self._apply_limits()
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes. The deadline is extended only if the data completes the headers or the body."""
+        """Process received bytes. Extend the deadline only if the data completes the headers or the body."""
         super().data_received(data)
         self._update_timeout()
 
@@ -134,7 +138,10 @@ class HttpConnection(H11Protocol):
         self._update_timeout()
 
     def shutdown(self) -> None:
-        """Accept no more requests. Close started responses, and abort others after :data:`CANCEL_S`."""
+        """Accept no more requests.
+
+        If a response has started, close the connection now. Otherwise, close the connection after :data:`CANCEL_S`.
+        """
         super().shutdown()
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:

@@ -55,10 +55,10 @@ def find_peer(
     if sys.platform != "linux" or (client is not None and not _is_own_address(client[0])):
         return Peer("", name)
     user = user_of_peer(client, server) if _is_connected(connection) else None
-    # After a disconnect, another process can get the client's port. Therefore this check follows the lookup.
+    # Check the connection after the lookup: if the client disconnected before, another process may have its port now.
     if user is None or not _is_connected(connection):
-        # No other connection has this user, so that no cookie is valid here. The name is not the address, since a local
-        # user has many addresses.
+        # Use a unique user, so that no cookie is valid for this connection. Do not use the address as the name, since a
+        # local user has many addresses.
         return Peer(f"unknown {secrets.token_hex()}", _UNKNOWN)
     return Peer(user, user or name)
 
@@ -77,8 +77,8 @@ def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] 
         server: address of the server.
 
     Returns:
-        The user ID, "" if the kernel lists no such connection, or None if the process has closed it. For a closed
-        connection, the kernel lists root as the user.
+        The user ID, "" if the kernel lists no such connection, or None if the process has closed the connection,
+        because the kernel then lists root as the user.
     """
     if client is None or server is None or server[1] is None:
         return None
@@ -96,7 +96,8 @@ def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] 
 def _query_socket(here: _End, there: _End) -> tuple[int, int, int] | None:
     """Return a socket's state, user and inode from the kernel's sock_diag interface, see sock_diag(7).
 
-    Return None if there is no such socket, or without the interface. The query takes microseconds.
+    Return None if the socket does not exist, or if the kernel does not have the interface. The query takes
+    microseconds.
     """
     version = here[0].version
     ends = _SOCKET.pack(here[1], there[1], here[0].packed, there[0].packed, b"\xff" * 8)

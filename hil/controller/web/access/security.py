@@ -35,7 +35,7 @@ _MOST_FIELDS = 200  # maximum number of query fields
 _RETRY_S = 5  # seconds to wait after too many unknown tokens
 _SAFE = ("GET", "HEAD")
 _OWN = "'self'"
-# Only resources from this server are allowed, and no inline scripts or styles.
+# Allow only resources from this server, and no inline scripts or styles.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -85,10 +85,10 @@ class AccessRules:
         return bool(self.token) and hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
     def cookie(self, login: str, user: str) -> str:
-        """Return the cookie value after a login, which replaces the token.
+        """Return the cookie value that replaces the token after a login.
 
-        A browser sends a host's cookies to all ports, so the value is only valid for this server, and only for
-        connections of the user who logged in.
+        A browser sends a host's cookies to all ports of the host. So the value is only valid for this server, and only
+        for connections of the user who logged in.
 
         Args:
             login: the token or an equivalent secret.
@@ -143,7 +143,8 @@ class RequestGuard:
     def _check_request(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
         """Return the response to a request that is invalid for every user, or None."""
         access = self._access
-        # With another host name for this address, a foreign page could read this server's pages (DNS rebinding).
+        # Otherwise a foreign page could use another host name for this address to read this server's pages (DNS
+        # rebinding).
         if access.is_local and not is_loopback(_parse_host(headers.get("host", ""))):
             return PlainTextResponse("This server only accepts requests for localhost and 127.0.0.1.", 421)
         if _is_foreign(headers):
@@ -182,7 +183,7 @@ class RequestGuard:
         holds = visitor is not None or self._holds_token(scope, headers)
         takes = access.token or access.farm
         if not holds and takes and _parse_bearer(headers) and not (access.is_open and scope["method"] in _SAFE):
-            # Programs send this header, so instructions for a browser do not help.
+            # Only programs send this header, so return no instructions for browsers.
             return PlainTextResponse(self._invalid_token_text, 401, {"www-authenticate": "Bearer"})
         if not (access.is_open or holds):
             text = "Token required: open the URL printed by `hil web`, with ?token=..."
@@ -201,7 +202,10 @@ class RequestGuard:
         return "Invalid token" + (" for this server and the farm." if self._access.farm else " for this server.")
 
     def _log_in(self, scope: Scope, given: str, query: Mapping[str, list[str]], visitor: Visitor | None) -> ASGIApp:
-        """Store the login in a cookie, and remove the token from the URL, which histories and logs record."""
+        """Store the login in a cookie, and remove the token from the URL.
+
+        Browser histories and logs record URLs.
+        """
         farm, user = self._access.farm, peer_of(scope).user
         if farm and visitor:
             kept = farm.keep(visitor.token, user)
@@ -216,7 +220,7 @@ class RequestGuard:
         path = "/" + scope["path"].lstrip("/\\")
         response = RedirectResponse(quote(path) + (f"?{rest}" if rest else ""), 303)
         secure = scope.get("scheme") == "https"
-        # "lax" lets shared links work. Changes also require the same origin.
+        # With "lax", links from other sites work. Changes also require the same origin.
         response.set_cookie(_cookie_name(scope), kept, httponly=True, samesite="lax", secure=secure)
         return response
 

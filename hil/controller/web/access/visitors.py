@@ -15,12 +15,13 @@ from anyio import CapacityLimiter, to_thread
 from hil.controller.farm.messages import Role
 from hil.errors import AccessRefused, FarmUnreachable
 
-# Seconds before a token is checked again, maximum number of cached tokens, and maximum token length.
+# Limits of the cache: seconds before a token is checked again, number of tokens, and token length in characters.
 TRUST_S = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Threads that check tokens, for tokens that were valid before and for other tokens.
+# Number of threads that check tokens that were valid before. The same number of threads checks other tokens.
 _THREADS = 2
-# Maximum different tokens that wait for a check, of a client and in total, without tokens that were valid before.
+# Maximum number of different tokens that wait for a check, per client and in total. Tokens that were valid before do
+# not count.
 _MOST_WAITING_OF_CLIENT, _MOST_WAITING = 4, 32
 
 
@@ -87,7 +88,8 @@ class Visitors:
     def find(self, token: str) -> Visitor | None:
         """Return the user for a token, or None if it is unknown. Waits for the farm.
 
-        If the farm is unreachable, the last result stays valid, since the token then gives no access.
+        If the farm is unreachable, the last result stays valid. This is safe, since no token gives access to an
+        unreachable farm.
         """
         fresh, visitor = self.known(token)
         if fresh:
@@ -100,7 +102,7 @@ class Visitors:
             visitor = None
         with self._lock:
             if len(self._known) >= _MOST_KNOWN:
-                # Refused tokens must not displace valid ones.
+                # Delete refused tokens first, so that they do not displace valid tokens.
                 self._known = {kept: found for kept, found in self._known.items() if found[1] is not None}
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

@@ -31,7 +31,7 @@ _OUTPUT = np.dtype([("name", np.int32), ("output", np.int32), ("max_abs", np.flo
 NO_OUTPUTS = np.empty(0, _OUTPUT)
 # Maximum outputs to compare, for cases with multiple outputs.
 MOST_OUTPUTS = 1_000_000
-# A million cases need 80 MB, so the cache fits 6 sessions with 50,000 cases or 600 sessions with 500.
+# A million cases need 80 MB, so the cache holds 6 sessions with 50,000 cases, or 600 sessions with 500 cases.
 RESULTS = Results(24 << 20, at_once=2)
 
 
@@ -48,7 +48,7 @@ def outputs_of(database: sqlite3.Connection, session: IndexedSession) -> Columns
 def _read_cached(
     database: sqlite3.Connection, session: IndexedSession, read: Callable[[], Columns], *what: object
 ) -> Columns:
-    """Return cached columns. The key contains the session's stamp, so that changed sessions are read afresh."""
+    """Return cached columns. The key contains the session's stamp, so that a changed session is read again."""
     found = database.execute(
         "select stamp, read_bytes, cases, (select seed from made) from sessions where key = ?", (session.key,)
     ).fetchone()

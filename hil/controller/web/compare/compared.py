@@ -39,7 +39,7 @@ _MOVER_ORDERS = (*_PAIR_ORDERS, "change", "ratio", "verdict")
 class ComparisonQuery(PageQuery):
     """Query parameters that select a table of a comparison. The sides are separate parameters."""
 
-    show: str = ""  # a move or a number; "" shows the overview
+    show: str = ""  # table to show: from MOVES, or a key of NUMBERS; "" shows the overview
     q: str = ""  # filter for the case name
     all: str = ""  # if not empty, include unchanged numbers
     order: str = ""
@@ -139,7 +139,7 @@ def _rank_texts(texts: Sequence[str]) -> Floats:
 
 
 def _sort_keys(keys: Floats, order: str) -> Places:
-    """Return the sort order of keys. The sort is stable. NaN counts as infinity."""
+    """Return the indices that sort the keys. The sort is stable. NaN counts as infinity."""
     keys = np.where(np.isnan(keys), np.inf, keys)
     return np.argsort(-keys if order.startswith("-") else keys, kind="stable")
 

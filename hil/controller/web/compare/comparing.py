@@ -41,10 +41,10 @@ __all__ = [
 class CaseOutcomes:
     """A case's outcomes on one side."""
 
-    outcomes: Mapping[str, int]  # outcome before expectations are applied -> session count; latest first
+    outcomes: Mapping[str, int]  # outcome (without expectations) -> number of sessions; latest first
     session: IndexedSession | None = None  # the latest session with this case, if any
     message: str = ""  # preferably from a failing session
-    samples: int = 0  # how many sessions have this case
+    samples: int = 0  # number of sessions with this case
 
     @property
     def word(self) -> str:
@@ -83,7 +83,7 @@ class Mover:
     comparison: SpeedComparison | None  # set if there are enough samples for an interval
     verdict: str
     why: str = ""  # reason for the verdict
-    cases: int = 1  # for program sizes: how many cases share the program
+    cases: int = 1  # for program sizes: number of cases that share the program
     output: str = ""  # output name, if the case has multiple outputs
 
     @property
@@ -119,12 +119,12 @@ class ComparisonResult:
 
     @property
     def device_cases(self) -> int:
-        """How many cases have enough device samples on both sides to compare."""
+        """Number of cases with enough device samples on both sides for a comparison."""
         return int((self.numbers["device_p50_ns"].count_before > 0).sum())
 
     @property
     def device_few(self) -> int:
-        """How many cases have device times that are not compared, because a side has not enough iterations."""
+        """Number of cases whose device times are not compared, because a side has too few iterations."""
         return self.numbers["device_p50_ns"].pair.size - self.device_cases
 
     @property
@@ -161,7 +161,7 @@ class ComparisonResult:
         return found
 
     def movers_at(self, what: str, places: Places) -> list[Mover]:
-        """Return the movers of number ``what`` at the given places."""
+        """Return the movers of the number ``what`` at the given places."""
         one = self.numbers[what]
         found = []
         for place, pair in zip(places, self.pairs_at(one.pair[places]), strict=True):

@@ -1,4 +1,4 @@
-"""Compare the values of cases that both sides of a comparison have, and find the values that changed.
+"""Compare the values of cases that are on both sides of a comparison, and find the values that changed.
 
 Single samples follow the rules of `hil suite diff` (:mod:`hil.controller.workloads.suites.reports.changes`). Multiple
 samples follow :mod:`hil.controller.analysis.bench.stats`.
@@ -57,7 +57,7 @@ class Movers:
     count_after: Places
     ratio: Floats  # after / before; for multiple device times, from geometric means; NaN if undefined
     state: npt.NDArray[np.int8]
-    cases: Places  # for sizes: how many cases share the program
+    cases: Places  # for sizes: number of cases that share the program
     comparisons: Comparisons | None = None
     output: Keys | None = None  # the output name's word key; 0 for cases with a single output
 
@@ -117,8 +117,8 @@ def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
 def _mask_sizes(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
     """Return a mask for cases with comparable program sizes, and the case count per program.
 
-    The size of a program depends on all cases in the program. If both programs have the same cases, only the first case
-    is shown.
+    The size of a program depends on all its cases. If the programs of both sides have the same cases, only the first
+    case is shown.
     """
     (old, old_size, _), (new, new_size, first) = (_group_programs(side) for side in (a, b))
     was, now = old[before], new[after]
@@ -197,7 +197,10 @@ def _compare_values(
 
 
 def _select_foremost(each: Movers) -> Places:
-    """Return the largest regression per pair, or else the largest change. Rows must be grouped by pair."""
+    """Return the row with the largest regression per pair, or with the largest change if a pair has no regression.
+
+    Rows must be grouped by pair.
+    """
     if not each.pair.size:
         return np.arange(0)
     starts = np.flatnonzero(np.append(True, np.diff(each.pair) != 0))

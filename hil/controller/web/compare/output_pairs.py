@@ -15,7 +15,7 @@ _KEYS = (1 << _KEY_BITS) - 1
 
 @dataclass(frozen=True, eq=False)
 class OutputPairs:
-    """Outputs that both cases in a pair have, in pair order."""
+    """Outputs that exist in both cases of a pair, in the order of the pairs."""
 
     pair: Places
     output: Keys  # the output name's word key

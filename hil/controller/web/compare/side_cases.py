@@ -49,7 +49,7 @@ class SideCases:
     samples: Columns  # latest first
     session: Places  # per sample: index of the session
     case: Places  # per sample: index of the case
-    ended: Keys  # per sample: outcome before expectations are applied
+    ended: Keys  # per sample: outcome without expectations
     latest: Places  # per case: latest sample
     deciding: Places  # per case: latest failing sample, or latest sample if none fails
     not_run: Keys  # names of planned cases in incomplete suite runs
@@ -100,7 +100,7 @@ def side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLook
     ended = np.where(as_expected, samples["outcome"], samples["ended"]).astype(np.int64)
     fails = np.isin(ended, failing_words(np.unique(ended), words))
     deciding = latest.copy()
-    # With repeated indices, the last write wins. That is the latest sample.
+    # Reverse the order: with repeated indices, numpy keeps the last write, which must be the latest sample.
     failing = np.flatnonzero(fails)[::-1]
     deciding[case[failing]] = failing
     whose = np.repeat(np.arange(len(parts)), [part.size for part in parts])

@@ -62,7 +62,7 @@ class FarmLink:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._notify_waiters()
-        # The thread may be in a call that fails slowly.
+        # Wait only for a short time, because the thread may be in a call that fails slowly.
         self._thread.join(_END_S)
         self._close_client()
 

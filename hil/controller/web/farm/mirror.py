@@ -52,7 +52,7 @@ class FarmMirror:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The link ends first, so the thread stops soon.
+        # The farm link is already closed, so the thread stops soon.
         self._thread.join(0.1)
 
     def _mirror_until_closed(self) -> None:
@@ -73,7 +73,7 @@ class FarmMirror:
 
         Raises:
             FarmUnreachable: the farm is not connected.
-            DiskFull: the disk had too little free space before a submission.
+            DiskFull: the disk has too little free space to fetch a submission.
         """
         rows: list[FarmJob] = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
         made = {row.submission for row in rows if row.kind in _MADE}
@@ -194,7 +194,7 @@ def _describe(error: Exception) -> str:
 
 
 class _Contents:
-    """Farm downloader that fetches missing blobs. Also raises the errors of :class:`MirrorRoom`."""
+    """Farm client that downloads only missing blobs. Also raises the errors of :class:`MirrorRoom`."""
 
     def __init__(self, link: FarmLink, folder: Path, room: MirrorRoom) -> None:
         self._link, self._folder, self._room = link, folder, room

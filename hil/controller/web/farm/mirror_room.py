@@ -73,7 +73,7 @@ class MirrorRoom:
         self.take(NAME_BYTES + INODE_BYTES)
 
     def check_disk(self, more: int = 0) -> None:
-        """Raise DiskFull unless the disk has room for ``more`` bytes and keeps a reserve."""
+        """Raise DiskFull unless the disk has space for ``more`` bytes and a reserve."""
         if not has_room(self._folder, more):
             raise DiskFull(
                 f"too little free space for copies of farm results in {self._folder}", hint="free disk space"

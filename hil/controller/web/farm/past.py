@@ -14,11 +14,12 @@ from hil.errors import UsageError
 
 # Maximum events and jobs to cache, newest first.
 MOST_EVENTS, MOST_JOBS = 20_000, 5_000
-# Newest events and jobs to fetch for an update. _MORE_EVENTS applies if many events are new.
+# Number of newest events and jobs to fetch for an update. The second number of events applies if the first does not
+# reach back to known events.
 _EVENTS_AGAIN, _MORE_EVENTS, _JOBS_AGAIN = 200, 2000, 100
 # Events can arrive out of order, so an update also fetches this many known events.
 _LATE = 50
-# Fetch up to this many jobs separately, or else fetch all jobs.
+# Fetch at most this many jobs separately. If more jobs changed, fetch all jobs.
 _ONE_BY_ONE = 10
 _BOARDS_KEPT = 8
 # Prefetch a farm's jobs if it has at least this many events.
@@ -64,7 +65,7 @@ class FarmPast:
             return self._of_boards[board].read(ask)
 
     def stays(self, ask: Ask, board: str = "") -> tuple[Sequence[Stay], bool]:
-        """Return which jobs used which boards when, and True if earlier records may be missing."""
+        """Return the periods in which jobs used boards, and True if earlier periods may be missing."""
         with self._lock:
             events = self.events(ask, board)
             kept, found = self._stays.get(board, (None, []))
@@ -147,7 +148,7 @@ class _Jobs:
         if again is None or again.queued_at != new[0].queued_at:
             return False
         self._store_rows(new)
-        # The last jobs to start are usually among the newest started jobs.
+        # Jobs that started recently are usually among the newest running and ended jobs.
         begun: Sequence[FarmJob] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
         self._store_rows([one for one in begun if one.name in self._known])
         told = {one.name for one in (*new, *begun)}

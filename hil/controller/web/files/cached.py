@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _KeyLock:
-    """Lock for computing a single key, with a caller count."""
+    """Lock for the computation of one key, with the number of callers that wait."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -21,12 +21,12 @@ class _KeyLock:
 
 
 class Results:
-    """Cache that computes every key a single time, with a thread limit.
+    """Cache that computes each key only once, and limits concurrent computations.
 
     Args:
         most_bytes: maximum bytes to cache.
         at_once: maximum concurrent computations. Slow computations have a separate limit of the same size. Each
-            ``make`` function must bound its memory itself.
+            ``make`` function must limit its own memory use.
     """
 
     def __init__(self, most_bytes: int, at_once: int) -> None:

@@ -1,4 +1,7 @@
-"""Send internal requests to this server, with the same checks, without a connection, and with a size limit."""
+"""Send internal requests to this server without a connection.
+
+The server makes the same checks, and the response has a size limit.
+"""
 
 from __future__ import annotations
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from hil.controller.web.text.names import said
 
-# Maximum files to list per directory, and to look at.
+# Maximum number of files to list per directory, and to examine.
 _LISTED, _LOOKED = 200, 5000
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """Session file, or an external path from the record."""
+    """File of a session, or an external path in the session's record."""
 
     what: str  # ir, run profile, ...; "" for files in the case's directory
     name: str
     # name, file: escaped by `names.said`.
-    file: str = ""  # relative to the session's directory; "" for external files, with the whole path as name
+    file: str = ""  # relative to the session's directory; "" for an external file, whose name is its whole path
     bytes: int = 0
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 # Free space to leave on a disk.
 LEAVE_FREE = 1 << 30
-# ext4 has one inode per 16 KiB. Each file or directory counts at least that, so a limit on bytes also limits inodes.
+# ext4 has one inode per 16 KiB. Each file or directory counts at least that, so the limit on bytes also limits the
+# number of inodes.
 INODE_BYTES = 16 << 10
 LEAVE_INODES = LEAVE_FREE // INODE_BYTES
 # Space for a name in a session: the directory entry, and the index entries for a session or profile with this name.

@@ -19,7 +19,7 @@ from hil.controller.web.files.inner import InnerResponse, is_ours
 from hil.controller.workloads.suites.reports.page import page_digest
 from hil.core.cancellation import check_cancelled
 
-# Comment in base.html that is replaced by notes about omitted parts.
+# Comment in base.html. Saving replaces the comment with notes about omitted parts.
 NOTES = "what was left out"
 # Scripts that need a connection to the server.
 _LIVE_SCRIPTS = ("htmx",)
@@ -90,7 +90,7 @@ def _data_urls(attrs: _Attributes) -> Iterator[str]:
 
 
 class _PageWriter(HTMLParser):
-    """Parser that writes the page with changes. All other text is unchanged."""
+    """Parser that writes the page with the changes for a saved file. All other text stays unchanged."""
 
     def __init__(self, page: str, held: Mapping[str, InnerResponse], notes: Sequence[str]) -> None:
         super().__init__(convert_charrefs=False)
@@ -133,7 +133,8 @@ class _PageWriter(HTMLParser):
         elif tag != "meta" or given.get("name") != "htmx-config":
             self._form = self._form or (tag == "form" and "action" in given)
             self._write_start_tag(tag, attrs)
-            # The policy must precede the content. The encoding must be in the first 1024 bytes, so it is first.
+            # The encoding must be in the first 1024 bytes, and the policy must precede the content. So write the policy
+            # right after the encoding.
             if "charset" in given or tag == "head":
                 self._head = len(self._written)
 

@@ -61,7 +61,7 @@ class GraphSide:
     layout: Mapping[str, Any]
     values: Mapping[str, NodeValue]
     notes: Sequence[str] = ()
-    ways: Sequence[str] = ()  # a bisection's ways to judge layers, see WAYS
+    ways: Sequence[str] = ()  # for a bisection: the available methods to judge layers, see WAYS
     files: Sequence[Path] = ()  # source files other than the record
 
     @property
@@ -95,11 +95,11 @@ def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphS
     model = _draw_model(found, drawn, record, notes)
     layers = _read_layers(record, drawn, way, model, notes)
     operations, profile = _read_operations(site, record, notes)
-    # Without a model, return no files, so that the graph is not cached: the model may become available later.
+    # Without a model, return no files. The graph is then not cached, because the model may become available later.
     files = [file for file in (found.path, record.imported, profile) if file] if model else []
     alone, timed = of_layers(layers), of_totals(operations)
     if timed:
-        # Do not mix isolated layer times with times from the whole program.
+        # Do not show times of isolated layers next to times from the whole program.
         alone = {name: replace(value, time_ns=None) for name, value in alone.items()}
     values = merged(
         alone,
@@ -200,7 +200,7 @@ def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> 
 
 
 def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
-    """Return a function's result for a file from an isolated process. The user's cache stores results by digest."""
+    """Call a function for a file in an isolated process. The user's cache stores the result by the file's digest."""
     context = _run_context(default_root())
     key = Cache.key("graph", function=getattr(function, "__name__", ""), digest=digest, version=_VERSION, **arguments)
 

@@ -56,7 +56,7 @@ def read_graph_record(
 ) -> GraphRecord:
     """Read a session's record about a model.
 
-    The model is selected by ``case`` or by the name ``model``. The default is the session's first model.
+    The model is selected by ``case`` or by the name ``model``. By default, the session's first model is used.
 
     Raises:
         UsageError: the session has no model, or the record is unreadable.

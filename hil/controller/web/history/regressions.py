@@ -1,4 +1,4 @@
-"""List regressions: sessions since which cases fail or are slower, from the index (`judging.py`)."""
+"""List regressions from the index: cases that fail or are slower since a session (`judging.py`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Regression:
     history: str  # query for the case's history
     link: str  # query for the session
     compare: str  # query that compares the sessions before and after
-    # befores, afters: number of these sessions
+    # befores, afters: number of compared sessions before and after the change
     befores: int
     afters: int
     title: str

@@ -114,7 +114,7 @@ def suite_history(sessions: Sequence[IndexedSession], total: int) -> SuiteHistor
 
 
 def judge_values(values: Sequence[float | None], *, least: float, relative: bool = False) -> JudgedValues:
-    """Find the levels of numbers. If ``relative``, ``least`` is a factor minus 1."""
+    """Find the levels in a series. ``least`` is the smallest step to report; if ``relative``, a factor minus 1."""
     judged = [index for index, value in enumerate(values) if value is not None and (value > 0 or not relative)]
     numbers = np.array([values[index] for index in judged], np.float64)
     cuts = find_steps(np.log(numbers), least=math.log1p(least)) if relative else find_steps(numbers, least=least)

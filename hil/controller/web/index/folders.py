@@ -19,8 +19,8 @@ from hil.controller.workloads.traces.trace import COMPARISON
 _DEPTH = 6
 # Do not cache directories changed within this time: a coarse file system clock may hide a second change.
 _SETTLED_NS = 2_000_000_000
-# After an hour without writes, check a session's files only in every _TURNS-th scan. A changed directory, such as after
-# replacing a record, is always checked.
+# After an hour without writes, check a session's files only in every _TURNS-th scan. If the directory changed, for
+# example because a record was replaced, the files are always checked.
 _QUIET_NS, _TURNS = 3600 * 1_000_000_000, 8
 # Other files that are read together with a record.
 _BESIDE = {HEAD: (LINES,), BENCH: (RECORD,), TRACE: (COMPARISON,)}
@@ -119,7 +119,7 @@ class Folders:
 
 
 def stamp_of(folder: str, record: str) -> str:
-    """Return a stamp that changes if any of a session's files change."""
+    """Return a stamp that changes if one of the session's files changes."""
     return " ".join(_file_stamp(f"{folder}/{name}") for name in (record, *_BESIDE.get(record, ())))
 
 

@@ -94,7 +94,7 @@ _OUTPUT = "insert or replace into outputs (session, name, output, number, max_ab
 _words_of, _numbers_of = attrgetter(*WORDS), attrgetter(*NUMBERS)
 # Tables with rows for a session, and the column with the session's key.
 _OF_SESSIONS = (("sessions", "key"), ("cases", "session"), ("outputs", "session"), ("session_texts", "rowid"))
-# Separator around every name in a list column, so that queries can match a single name.
+# Separator around each name in a column with several names, so that queries can match a single name.
 SEPARATOR = "\n"
 
 
@@ -123,7 +123,7 @@ class IndexWriter:
         self._lock = filelock.FileLock(f"{path}.lock", timeout=0, thread_local=False)
         self._opened: sqlite3.Connection | None = None
         self._file = 0  # the open file's inode
-        self.opened = 0  # increments when an index is opened, since it may be a new index
+        self.opened = 0  # increments when an index is opened, which may be a new index
         self._gathers = False
         self._words: dict[str, int] = {}
         self.take()
@@ -160,10 +160,11 @@ class IndexWriter:
         return True
 
     def recover(self, error: sqlite3.Error) -> None:
-        """After an error of SQLite, delete a damaged index, so that the next :meth:`take` rebuilds it."""
+        """After an SQLite error, delete the index if it is damaged. The next :meth:`take` then rebuilds the index."""
         with contextlib.suppress(sqlite3.Error):
             self._close()
-        # OperationalError: a missing table, or a lock, rights or the disk, which say nothing about the index.
+        # An OperationalError may mean a missing table. Other causes (a lock, permissions or the disk) do not show a
+        # damaged index.
         if not isinstance(error, sqlite3.OperationalError) or _lacks_tables(self.path):
             remove(self.path)
 
@@ -362,7 +363,8 @@ class IndexWriter:
 _TABLE_NAMES = re.compile(r"^create (?:virtual )?table (\w+)", re.MULTILINE)
 # SQLite steps between checks for cancellation.
 _STEPS = 100_000
-# Bounds the writer's memory, since every failure reason may be different.
+# Maximum number of texts to cache in the writer. Every failure reason may be different, so the number of texts has no
+# natural limit.
 _WORDS_HELD = 200_000
 
 
@@ -398,7 +400,8 @@ def _connect_index(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
             raise sqlite3.DatabaseError("another version's")
         database.execute("pragma journal_mode = wal")
         database.execute("pragma synchronous = normal")
-        # Cache pages that many sessions change, such as the index by case name, and checkpoint rarely.
+        # Use a large page cache and rare checkpoints, because many sessions change the same pages, such as the index by
+        # case name.
         database.execute("pragma cache_size = -32000")
         database.execute("pragma wal_autocheckpoint = 4000")
         if not found:

@@ -25,8 +25,8 @@ from hil.errors import StorageError
 _TOLD = ("sessions", "to_read", "read", "cases", "first_done")
 # Minimum seconds between progress reports.
 _PACE_S = 0.1
-# Seconds before the process exits or is killed. SQLite rolls an interrupted transaction back, and the session is read
-# later.
+# Seconds before the process exits or is killed. SQLite rolls back an interrupted transaction, and the indexer reads the
+# session later.
 _END_S = 0.3
 _NICE = 5
 
@@ -86,7 +86,7 @@ class IndexProcess:
         self.progress.tell()
 
     def _start_process(self) -> subprocess.Popen[str]:
-        # The new session keeps Ctrl-C from the child. It exits with this process.
+        # Start a new session, so that Ctrl-C does not reach the child. The child exits with this process.
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -138,7 +138,7 @@ def _wait_for_eof(closed: threading.Event, progress: IndexProgress) -> None:
     closed.set()
     with progress.changed:
         progress.changed.notify_all()
-    # The server may be dead, and a write may take seconds.
+    # Exit even if a write takes longer, because the server may be dead.
     time.sleep(_END_S)
     os._exit(0)
 

@@ -22,19 +22,21 @@ from hil.errors import StorageError, UsageError
 
 # Seconds between scans. New sessions appear within twice that time.
 POLL_S = 0.8
-# Maximum time share for scans. Slow scans run less often.
+# Maximum share of the time to spend on scans. Slow scans run less often.
 _SHARE = 0.25
 # Limits of a batch: lines and bytes. Other sessions are read after each batch of a large session.
 _BATCH, _BATCH_BYTES = 2_000, 4 << 20
-# Each write counts all cases of the session. A batch of at least this part of the cases bounds the time for counting.
+# A batch contains at least 1/32 of the known cases. Each write counts all cases of the session, so this limits the
+# total time for counting.
 _BATCH_PART = 32
 # Seconds between commits while reading many sessions.
 _SHOWN_S = 0.5
 # A known record that becomes unreadable may still be in transfer. It counts as damaged after this time.
 _SETTLED_S = 2.0
-# Bytes before the last read position to compare. If they match, the lines file was only appended to.
+# Number of bytes before the last read position to compare. If these bytes are unchanged, lines were only appended to
+# the file.
 _MARK_BYTES = 512
-# Separates the stamp of the files from the mark of a read position. The stamp is "" while lines are unread.
+# Separates the stamp of a session's files from the mark of the read position. While lines are unread, the stamp is "".
 _MARKED = "|"
 
 
@@ -67,7 +69,7 @@ class Indexer:
         self._writer = writer
         self._roots = roots
         self._folders = [Folders() for _ in roots]
-        # Other tools' files with a record's name: (root, id) -> stamp.
+        # Files of other tools that have the name of a record: (root, id) -> stamp.
         self._foreign: dict[tuple[int, str], str] = {}
         self._quiet: object = None  # the last scan's result, if it found no changes
         self._others = ""  # index stamp, if a different process writes
@@ -163,7 +165,7 @@ class Indexer:
             self.progress.tell()
 
     def _read_all(self, jobs: Sequence[_Job]) -> bool:
-        """Read sessions, of each large session a batch. Commit periodically and at the end.
+        """Read sessions; read only one batch of each large session. Commit periodically and at the end.
 
         Return False if sessions have unread lines, or the indexer stops.
         """
@@ -204,7 +206,7 @@ class Indexer:
     def _read_batch(self, job: _Job, session: SessionEntry) -> bool:
         """Read a batch of a suite run's cases. Return True if no lines are left.
 
-        If the lines file was only appended to, read only new lines.
+        If lines were only appended to the file, read only the new lines.
         """
         path, old = job.folder / session.lines, job.old
         mark, number = _parse_mark(old.stamp) if old else ("", 0)
@@ -238,7 +240,10 @@ def _changed_ns(job: _Job) -> int:
 
 
 def _is_incomplete(path: Path, *, known: bool) -> bool:
-    """Return True if an unreadable record was deleted, or recently replaced and may still be in transfer."""
+    """Return True if an unreadable record may become readable or disappear.
+
+    Either the record was deleted, or a known record was replaced recently and may still be in transfer.
+    """
     try:
         changed = path.stat().st_mtime
     except FileNotFoundError:

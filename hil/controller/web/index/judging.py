@@ -1,8 +1,8 @@
-"""Judge cases' histories. Store the sessions since which a case fails or is slower.
+"""Judge the histories of cases, and store since which session a case fails or is slower.
 
 Changed histories are judged in small batches after indexing, with the history page's rules
-(:mod:`hil.controller.web.index.series`). A changed history affects only the case on this board, not the histories of
-the case on other boards.
+(:mod:`hil.controller.web.index.series`). A new sample affects only the history of the case on this board, not on other
+boards.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def judge_some(database: sqlite3.Connection) -> bool:
 
 
 class _Judge:
-    """Judge for an index' histories. Sessions must not change in the meantime."""
+    """Judge of the histories in an index. Sessions must not change in the meantime."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -101,7 +101,7 @@ class _Judge:
         _, levels, steps = steps_of(history["device_p50_ns"], history["iterations"], MEASURES["device"])
         for step in steps:
             if step.worse:
-                # The change is over if the last level is closer to the level before it than to the slow level.
+                # The change is over if the last level is closer to the level before the change than to the slow level.
                 over = levels[-1].median ** 2 < step.before * step.after
                 yield self._make_change_row(history, SLOWER, (step.befores, step.afters), step.before, step.after, over)
 

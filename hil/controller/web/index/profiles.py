@@ -1,7 +1,8 @@
 """Find stored profiles, and decide which of them pages may read.
 
 A user can store a profile anywhere, often outside the session's directory, and a record can name any directory. So
-pages only read profiles that resolve into a directory served by `hil web`. For other profiles, pages show the path.
+pages only read profiles whose resolved path is in a directory served by `hil web`. For other profiles, pages show only
+the path.
 
 URLs identify a profile by the number of the served directory and the relative path: ``0/profiles/monday``.
 """
@@ -74,7 +75,8 @@ def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]])
         keyed = [(_make_url_key(roots, place), place) for place in candidates]
         inside = [(key, place) for key, place in keyed if key and kind_of(place)]
         outside = [(key, place) for key, place in keyed if not key and _resolve_path(place) is not None]
-        # Later candidates are guesses for relative paths whose base directory is unknown.
+        # Of the profiles outside served directories, use only the first candidate. Later candidates are guesses,
+        # because the base directory of a relative path is unknown.
         key, place = next(iter((*inside, *outside[:1])), ("", None))
         if place is not None:
             found.append(StoredProfile(kind, _resolve_path(place) or place, key))

@@ -1,4 +1,4 @@
-"""History of a case: samples from all sessions with the same configuration on the same board, and steps in it."""
+"""History of a case: samples from all sessions with the same configuration and board, and the steps in the samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_SAMPLES = 2000
 _LOG_MOST = 709.0
 # Number of samples to compare on each side of a change. Three later samples are enough for an interval.
 COMPARED = 5
-# Fields that identify a series of a case, and those that are columns of the case.
+# Fields that identify a series, and the fields among them that are columns of the table of cases.
 IDENTITY = ("kind", "suite", "flow", "runtime", "board", "model")
 _OF_CASE = ("flow", "runtime", "board", "model")
 
@@ -40,7 +40,7 @@ class HistoryMeasure:
     column: str
     title: str
     is_log: bool  # True if the number changes by factors
-    least: float  # smallest reported difference between levels; a logarithm if ``is_log``
+    least: float  # smallest difference between levels to report; a logarithm if ``is_log``
     worse: int  # 1 if larger is worse, -1 if smaller is worse
 
 
@@ -134,7 +134,7 @@ class Series:
     judged: Sequence[int]  # indices of the judged points
     levels: Sequence[Level]  # levels with indices into ``judged``
     steps: Sequence[LevelStep]  # steps with indices into ``points``
-    flips: Sequence[int]  # indices of failing points after a point that did not fail
+    flips: Sequence[int]  # indices of points that fail although the previous point did not
 
     def sides_of(self, step: LevelStep) -> dict[str, list[str]]:
         """Return the session references on both sides of a step, for a comparison URL."""
@@ -143,7 +143,7 @@ class Series:
 
 
 def history_query(session: IndexedSession, case: str, what: str = "") -> str:
-    """Return the query for a case's history, as specific as the session allows."""
+    """Return the query for a case's history, with all fields that the session determines."""
     asked = HistoryFilter(
         case=case,
         kind=session.kind,
@@ -213,7 +213,7 @@ def steps_of(
 ) -> tuple[list[int], list[Level], list[LevelStep]]:
     """Return the indices of judged samples, their levels, and their steps. NaN is a missing value.
 
-    Device times with too few iterations are not judged, nor are values without a logarithm.
+    Device times with too few iterations, and values without a logarithm, are not judged.
     """
     counts = np.isfinite(values)
     if measure.is_log:
@@ -251,13 +251,16 @@ def _limited_exp(exponent: float) -> float:
 
 
 def flips_of(points: Sequence[Point]) -> list[int]:
-    """Return the indices of failing samples whose previous sample did not fail. Skips are ignored."""
+    """Return the indices of samples that fail although the previous sample did not. Skipped samples are ignored."""
     told = np.array([point.outcome not in ("SKIP", "") for point in points], np.bool_)
     return flips_among(told, np.array([point.fails for point in points], np.bool_))
 
 
 def flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the indices of failing samples whose previous sample did not fail. Only samples in mask ``told`` count."""
+    """Return the indices of samples that fail although the previous sample did not.
+
+    Only samples in the mask ``told`` count.
+    """
     places = np.flatnonzero(told)
     failing = fails[places]
     return [int(place) for place in places[1:][failing[1:] & ~failing[:-1]]]

@@ -72,7 +72,7 @@ class IndexedSession:
     cases: int
     failing: int
     damaged: int
-    # sum of the device times with enough iterations to compare, and number of these cases
+    # sum of the device times that have enough iterations for a comparison, and number of these cases
     device_ns: float | None = None
     device_cases: int = 0
     boards: Sequence[str] = ()
@@ -275,7 +275,7 @@ def _case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, di
             parts.append(f"{name} = (select key from words where word = :{name})")
             values[name] = value
     for number, word in enumerate(asked.q.split()):
-        # Search only this session's names. Most other words are failure messages.
+        # Search only the names in this session, because most other texts in the table are failure messages.
         parts.append(f"instr((select lower(word) from words where key = cases.name), :q{number})")
         values[f"q{number}"] = word.lower()
     return " and ".join(parts), values

@@ -16,7 +16,7 @@ from hil.controller.web.text.requests import asked, number_of, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()
-# Maximum sessions to offer in the form. The list of sessions offers the rest.
+# Maximum number of sessions in the form. Users can select other sessions in the list of sessions.
 _OFFERED = 100
 
 

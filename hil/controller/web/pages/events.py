@@ -27,8 +27,8 @@ async def events(request: Request) -> StreamingResponse:
 def there(request: Request) -> JSONResponse:
     """Check that the sessions of a page still exist: ``?id=...&root=...``, or repeated ``?s=REFERENCE``.
 
-    ``gone`` contains an error message for a missing session. ``gone`` is empty during the first scan, when hil does not
-    know the sessions yet.
+    The field ``gone`` contains an error message for a missing session. The field is empty during the first scan,
+    because hil does not know all sessions yet.
     """
     site, query = site_of(request), request.query_params
     gone = []

@@ -1,4 +1,4 @@
-"""Files of a session: text and pictures are shown, other files are downloaded."""
+"""Files of a session. Browsers show text and pictures, and download other files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.core.files import open_file
 from hil.errors import UsageError
 
 router = APIRouter()
-# Maximum bytes of a text to show, from the end, since errors are at the end of a log.
+# Maximum number of bytes of a text to show. Only the end is shown, since the errors of a log are at the end.
 _SHOWN_BYTES = 256 << 10
 _TEXTS = (".log", ".txt", ".mlir", ".ll", ".s", ".json", ".jsonl", ".csv", ".md", ".toml")
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}
@@ -31,7 +31,7 @@ def log(request: Request) -> Response:
 
 @router.get("/file")
 def file(request: Request) -> Response:
-    """Return a session's file. Text and pictures are shown, other files are downloaded."""
+    """Return a session's file. Browsers show text and pictures, and download other files."""
     path = _find_requested_file(request)
     if path.suffix in _TEXTS and "whole" not in request.query_params:
         return _show_end(path)

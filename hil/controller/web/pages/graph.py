@@ -153,7 +153,10 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
 
 
 def document_of(view: GraphView) -> dict[str, Any]:
-    """Return the data for the script: names, positions, edges, colors, and the names that match nodes between sides."""
+    """Return the data for the script: names, positions, edges and colors of nodes.
+
+    The data also contains the names that link nodes of both sides.
+    """
     return {"panes": [_pane_data(view, side) for side in view.sides]}
 
 
@@ -246,7 +249,7 @@ def _node_row(view: GraphView, place: int) -> dict[str, Any]:
 
 
 def twin(name: str, side: GraphSide, other: GraphSide) -> str | None:
-    """Return the node in another graph that is the same node or contains it, or None."""
+    """Return the node of another graph that is the same as this node or contains it, or None."""
     if name in other.places:
         return name
     place = side.places.get(name)

@@ -20,19 +20,20 @@ from hil.controller.web.text.names import said
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")
-# Maximum concurrent requests in memory. A request is at most as large as a piece. A client cannot use all places:
-# :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests of a client.
+# Maximum number of concurrent requests in memory. A request is at most as large as a piece. A single client cannot use
+# all slots, because :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests per client.
 AT_A_TIME = 16
-# Maximum threads. They wait for each other's writes, so they must not be the threads of pages.
+# Number of threads for uploads. These threads wait for each other's writes, so they are separate from the threads of
+# pages.
 _THREADS = 4
-# Minimum speed of a request body in bytes per second, after a delay in seconds. Slow requests lose their place.
+# Minimum speed of a request body in bytes per second, after a delay in seconds. Slower requests are rejected.
 _MIN_RATE, _DELAY_S = 32 << 10, 10.0
 _limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("hil_publish_threads")
 
 
 @router.post("/missing")
 async def missing(request: Request) -> Response:
-    """Return which of the given digests are missing, with the number of bytes already received."""
+    """Return the missing digests among the given ones, with the number of bytes already received."""
     return await _run_authorized(
         request, lambda body: {"missing": store_of(request).missing(sizes_of(read_request(body)))}
     )
@@ -76,7 +77,10 @@ def _parse_number(text: str) -> int:
 
 
 async def _run_authorized(request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
-    """Run ``work`` and return the result or the error as JSON. Checks the token, in addition to the guard."""
+    """Run ``work`` and return the result or the error as JSON.
+
+    Checks the token again, in addition to :class:`.RequestGuard`.
+    """
     if not getattr(request.state, "may_change", False):
         return JSONResponse({"error": "server token required to publish", "hint": ""}, 403)
     turns: asyncio.Semaphore = request.app.state.publishing

@@ -38,7 +38,7 @@ def tensors(request: Request) -> Response:
         now = "all"  # a saved page cannot request parts later
     try:
         shown = TensorView.of(query, subject, now)
-        shown.window  # noqa: B018 - a slice that is not there is told before anything is drawn
+        shown.window  # noqa: B018 - report an invalid slice before drawing anything
     except UnknownDtype as unknown:
         if not unknown.choices:
             raise

@@ -1,4 +1,4 @@
-"""Store for published sessions, by content. A session appears as a whole or not at all.
+"""Content-addressed store for published sessions. A session appears atomically.
 
 ``.hil-web/blobs`` contains each blob once, by digest. Files of sessions are hard links to blobs. Incomplete uploads are
 in ``.hil-web/partial``, by digest and size. Sessions under construction are in ``.hil-web/staging``. Space is counted
@@ -37,13 +37,14 @@ PUBLISHED = "published"
 MOST_BYTES = 64 << 30
 # Seconds before incomplete uploads and unused blobs are deleted.
 KEEP_S = 24 * 3600.0
-# Maximum number of incomplete uploads. A new upload replaces the one without data for the longest time.
+# Maximum number of incomplete uploads. At the limit, a new upload replaces the upload that has received no data for the
+# longest time.
 _MOST_PARTIAL = 256
 # Minimum seconds between recounts after a request does not fit.
 _COUNT_S = 5.0
 # Seconds between attempts to lock a store that another server has locked.
 _WAIT_S = 0.01
-# Errors of a file system without locks. There, each server counts independently.
+# Errors of a file system without locks. On such a file system, each server counts independently.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # Errors of a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
@@ -289,7 +290,7 @@ class PublishedStore:
                 _lock_file(file.fileno())
                 text = file.read(20)
                 self._used = int(text) if text.isdigit() else None
-                # The file is empty while locked. If a server dies, the next one recounts.
+                # The file is empty while it is locked. If a server dies with the lock, the next server counts again.
                 file.truncate(0)
                 try:
                     yield
@@ -308,7 +309,7 @@ class PublishedStore:
         return self._own / "blobs" / check(digest).replace(":", "-")
 
     def _partial_path(self, digest: str, size: int) -> Path:
-        # The size is part of the name: data of a false size cannot block an upload of the real size.
+        # The size is part of the name, so that an upload with a wrong size cannot block the upload with the right size.
         return self._own / "partial" / f"{check(digest).replace(':', '-')}-{size}"
 
 

@@ -28,7 +28,7 @@ from hil.controller.web.readers import RECORDS
 from hil.core.files import digest_file, open_file, within
 from hil.errors import FarmUnreachable, UsageError
 
-# Maximum number of responses without progress for a file, and of bytes sent for each of its bytes.
+# Maximum number of responses without progress per file, and of sent bytes per byte of the file.
 _MAX_STALLS = 5
 _MAX_SENT = 2
 _MAX_NAME = 2000
@@ -136,7 +136,7 @@ class Publisher(WebClient):
         """Upload missing content, then create the session on the server.
 
         Args:
-            told: progress callback with the number of available bytes and the total.
+            told: progress callback: number of bytes that the server has, and total number of bytes.
 
         Raises:
             UsageError: the server rejects the session, is not a `hil web` server, or a file changed during the upload.
@@ -144,7 +144,7 @@ class Publisher(WebClient):
         """
         sizes = {one.digest: one.size for one in folder.parcel.files}
         sent: dict[str, int] = {}
-        for _ in range(2):  # the second pass uploads blobs that the server found damaged
+        for _ in range(2):  # the second pass uploads blobs that were damaged on the server
             lacking = self._request_missing(sizes)
             done = sum(size for digest, size in sizes.items() if digest not in lacking)
             for digest, have in lacking.items():

@@ -1,4 +1,7 @@
-"""HTTP client for a `hil web` server. Timeouts and size limits protect it from other servers at the same URL."""
+"""HTTP client for a `hil web` server.
+
+Timeouts and size limits protect the client if the URL belongs to another server.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from hil.errors import FarmUnreachable, UsageError
 C = TypeVar("C", bound="WebClient")
 # Timeouts in seconds: connecting to all addresses of a host, sending a request, reading the whole response.
 _CONNECT_S, _SEND_S, _ANSWER_S = 10.0, 120.0, 120.0
-# Maximum attempts and backoff for requests with connection errors.
+# Maximum number of attempts, and backoff, for requests with connection errors.
 _TRIES = 5
 _WAIT = tenacity.wait_exponential(0.2, max=5)
 _MAX_ANSWER = 4 << 20
@@ -197,7 +200,7 @@ def open_socket(host: str, port: int, deadline: float) -> socket.socket:
 
 
 class _Wire:
-    """Socket for http.client with one deadline per operation, which slow partial reads do not extend."""
+    """Socket for http.client with one deadline per operation. Slow partial reads do not extend the deadline."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened

@@ -1,7 +1,6 @@
 """Read a stored session of any kind and any schema version for the index.
 
-Records may come from any user and from any hil version. Missing values and values of a wrong type are ignored, never an
-error.
+Records may come from any user and from any hil version. Readers ignore missing values and values of a wrong type.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hil.controller.web.text.entries import CaseEntry, SessionEntry, real, text,
 from hil.controller.web.text.names import said
 
 Found = tuple[SessionEntry, list[CaseEntry]]
-# Findings about the whole model: unchanged, and with intermediates exposed as outputs.
+# Keys of the findings about the whole model: without changes, and with intermediate values exposed as outputs.
 WHOLES = ("whole", "exposed")
 _QUIET = ("", "PASS", "SKIP")
 
@@ -19,7 +19,8 @@ _QUIET = ("", "PASS", "SKIP")
 def findings(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield the name and operator of each layer and of the whole model, with the decisive finding.
 
-    The decisive finding is the isolated layer's. If that passed, the finding within the whole model decides.
+    The decisive finding is the finding for the isolated layer. If the isolated layer passed, the finding within the
+    whole model decides.
     """
     for layer in mappings(document.get("layers")):
         alone, within = mapping(layer.get("isolated")), mapping(layer.get("cumulative"))

@@ -52,7 +52,7 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
 def named_sides(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return a bench's sides with unique case names.
 
-    A name is that of the model and the prompt, plus the label and a number if the name is taken.
+    A name consists of the model and the prompt. If the name already exists, the label and a number are added.
     """
     found: dict[str, Mapping[str, Any]] = {}
     counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A generation for the page of a case: a table of positions, and charts of divergence, margin and times."""
+"""Text generation on the page of a case: a table of positions, and charts of divergence, margin and times."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hil.errors import UsageError
 
 # Maximum number of rows of the table.
 _MAX_ROWS = 500
-# Size of a chart in its own units.
+# Width and height of a chart in SVG units.
 WIDTH, HEIGHT = 1000, 160
 _PADDING = 8
-# Levels of a cache's errors, relative to the bound: the largest of each but the last.
+# Upper limits of the error levels of a key-value cache, relative to the bound. The last level has no limit.
 _LIMITS = (0.1, 1.0, 10.0)
 LEVELS = ("up to 0.1 x the bound", "up to the bound", "up to 10 x the bound", "above, or not finite")
 
 
 @dataclass(frozen=True)
 class PositionRow:
-    """Row of the table. ``step`` numbers the chosen tokens from 0; None for other positions of prompts."""
+    """Row of the table. ``step`` is the index of the generated token, from 0; None for a position in a prompt."""
 
     position: int
     step: int | None
@@ -38,19 +38,19 @@ class PositionRow:
 
     @property
     def differs(self) -> bool:
-        """Whether the board's largest logit is another token's than the reference's."""
+        """Whether the board and the reference have their largest logit at different tokens."""
         return self.expected != self.actual
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """A line in a chart of :data:`WIDTH` x :data:`HEIGHT`.
+    """Line chart with the size :data:`WIDTH` x :data:`HEIGHT`.
 
     Attributes:
-        line: Points of the line, in the format of SVG.
-        marks: Points of wrong positions.
-        limit: Height of the bound; None without a bound.
-        text: Range of the values.
+        line: points of the line, as an SVG point list.
+        marks: coordinates (x, y) of wrong positions.
+        limit: y coordinate of the bound; None without a bound.
+        text: range of the values.
     """
 
     title: str
@@ -62,10 +62,10 @@ class LineChart:
 
 @dataclass(frozen=True)
 class CacheCell:
-    """Neighbouring columns of a row whose errors have the same level.
+    """Adjacent columns of a row with the same error level.
 
     Attributes:
-        level: Place in :data:`LEVELS`; errors that are not finite are in the last one.
+        level: index in :data:`LEVELS`; NaN and infinite errors have the last level.
     """
 
     x: int
@@ -79,8 +79,8 @@ class CacheMap:
     """Errors of the keys or the values of a cache, by layer and position.
 
     Attributes:
-        cells: Cells above the lowest level. A row is a layer, or neighbouring layers.
-        text: Largest error.
+        cells: cells above the lowest level. A row is a layer or several adjacent layers.
+        text: largest error.
     """
 
     title: str
@@ -92,18 +92,18 @@ class CacheMap:
 
 @dataclass(frozen=True)
 class GenerationView:
-    """A generation with the values that its part of the page needs."""
+    """A text generation with the values for its part of the page."""
 
     record: StoredGeneration
     rows: Sequence[PositionRow]
-    hidden: int  # number of positions that are not in the table
+    hidden: int  # number of positions that the table omits
     charts: Sequence[LineChart]
     maps: Sequence[CacheMap]
     levels: Sequence[str] = LEVELS
 
 
 def view_generation(values: Any) -> GenerationView | None:
-    """Return the view of a record's generation; None without a valid one."""
+    """Return the view of a generation from a record, or None if the record has no valid generation."""
     if not isinstance(values, Mapping):
         return None
     try:
@@ -138,7 +138,7 @@ def _draw_charts(record: StoredGeneration) -> Sequence[LineChart]:
 
 
 def _draw_maps(cache: StoredCacheMap | None) -> list[CacheMap]:
-    """Return the maps of keys and values."""
+    """Return the error maps of the cached keys and values."""
     if cache is None:
         return []
     rows = {"Keys": [one.keys for one in cache.rows], "Values": [one.values for one in cache.rows]}
@@ -176,7 +176,10 @@ def _rank_error(error: Number) -> float:
 def _draw_line(
     title: str, values: Sequence[Number], wrong: Sequence[bool], bound: Number = None, *, is_log: bool = False
 ) -> LineChart | None:
-    """Return the chart of a line; None with fewer than two numbers. Wrong values that are no numbers are at the top."""
+    """Return a line chart, or None for fewer than two finite values.
+
+    Wrong values that are not finite are at the top.
+    """
 
     def scale(value: Number) -> float | None:
         number = parse_number(value)

@@ -44,7 +44,7 @@ _ROWS = 500
 class TensorFile:
     """Stored tensor of a case."""
 
-    kind: str  # inputs, outputs, references; for other references: references-1, ..., plain_references
+    kind: str  # inputs, outputs, references; further references: references-1, ..., plain_references
     name: str
     path: Path
     dtype: str = ""  # hil's dtype, since .npy does not support all of them; "" uses the file's dtype
@@ -52,7 +52,7 @@ class TensorFile:
 
 # Maximum number of references to look for.
 _REFERENCES = 10
-# Directory with outputs of the original model, before the flow's recipe.
+# Directory with reference outputs of the original model, before the flow changes the model.
 PLAIN_REFERENCES = "plain_references"
 
 

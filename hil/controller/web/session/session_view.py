@@ -70,7 +70,7 @@ def view_session(database: sqlite3.Connection, session: IndexedSession, most: in
     return SessionView(
         table=_make_table(database, session, document, children, most),
         missing=missing[:_NAMED],
-        # Only _ASKED planned cases were checked.
+        # At most _ASKED planned cases were checked, so the list may be incomplete.
         missing_count=max(len(missing), session.planned - session.cases if missing else 0),
         go_on="" if session.finished else _resume_command(session, document),
         parent=_find_parent(database, session),

@@ -24,7 +24,7 @@ MOST_SESSIONS = 50
 USUAL_SESSIONS = 10
 # Filters for a side, in the order of the form.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
-# Filters that also apply to cases, since a session may have multiple boards.
+# Filters that also select cases, since the cases of a session may have different boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 
 
@@ -135,7 +135,7 @@ def query_of(a: ComparedSide | None, b: ComparedSide | None, **other: Any) -> st
 
 
 def differences(a: ComparedSide, b: ComparedSide) -> Iterable[str]:
-    """Yield sentences about differences other than results."""
+    """Yield sentences about differences between the sides, other than results."""
     for what, name in (("kind", "kind"), ("suite", "suite"), ("flow", "flow"), ("place", "suite directory")):
         yield from _describe_difference(name, *({getattr(one, what) for one in side.sessions} for side in (a, b)))
     for what in ("boards", "runtimes", "compilers"):

@@ -41,7 +41,7 @@ class Figure:
     bar: str = ""  # color scale as a picture
     legend: Sequence[tuple[str, str]] = ()  # (color, meaning)
     worst: tuple[int, int] | None = None  # cell with the worst element
-    note: str = ""  # explanation that the colors do not show
+    note: str = ""  # additional explanation below the figure
     window: tuple[int, int, int, int] = field(default=(0, 0, 0, 0))  # top, left, rows and columns, in elements
 
     @property
@@ -139,7 +139,7 @@ def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
 
 
 def worst_cell(map: Map) -> tuple[int, int]:
-    """Return the cell with the most severe NaN or infinity, or else with the largest number."""
+    """Return the cell with the most severe NaN or infinity, or without one the cell with the largest number."""
     codes = np.where(map.codes > SAME, map.codes, 0)
     ranked = codes if codes.any() else np.nan_to_num(map.numbers, nan=-1.0)
     row, column = np.unravel_index(int(ranked.argmax()), ranked.shape)
@@ -213,7 +213,7 @@ def _describe_codes(map: Map, words: Mapping[int, str] = NONFINITE) -> str:
 def _format_share(map: Map, code: int) -> str:
     count, total = map.counts[code], map.elements
     share = 100 * count / total
-    # Omit percentages that would round to 0 or 100 although they are not.
+    # Omit a percentage that would be rounded to 0 or 100 although it differs from 0 and 100.
     told = f" ({share:.3g} %)" if count == total or 0.01 <= share < 99.95 else ""
     return f"{count} of {total} elements{told}"
 

@@ -124,7 +124,7 @@ def find_subject(subjects: Sequence[TensorSubject], kind: str, name: str, beside
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """Tensors of a case, or instructions to store them."""
+    """Tensors of a case, or the reason for missing tensors and a command that stores them."""
 
     subjects: Sequence[TensorSubject]
     why: str = ""  # reason for missing tensors

@@ -1,6 +1,6 @@
 """Parts of a tensor's page.
 
-Fast parts are computed at once, slow parts of large tensors when the page requests them.
+Fast parts are computed immediately. Slow parts of large tensors are computed when the page requests them.
 
 A request reads a tensor in chunks, never as a whole. All requests use at most :data:`MOST_BYTES` of memory together.
 """
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 # Parts with more elements are requested separately by the page.
 AT_ONCE = 1 << 20
-# Concurrent computations: one picture, and one slow result that scans all elements several times. Pictures do not wait
-# for slow results. Results are cached up to _KEPT_BYTES.
+# Number of concurrent computations: one picture, and one slow result that scans all elements several times. Pictures do
+# not wait for slow results. The cache stores results up to _KEPT_BYTES.
 _MAKERS = 2
 _KEPT_BYTES = 64 << 20
 RESULTS = Results(_KEPT_BYTES, 1)
@@ -93,7 +93,7 @@ class TensorView:
 
     @property
     def apart(self) -> str:
-        """Reason for showing two tensors without a comparison, or ""."""
+        """Reason why the page shows two tensors without a comparison, or ""."""
         if len(self.arrays) < 2:
             return ""
         a, b = self.arrays
@@ -239,7 +239,8 @@ class TensorView:
         """Return the worst elements of the whole tensors."""
         assert self.pair is not None
         a, b = self.pair
-        # Compute the tolerance first. Waiting for it while holding the slow slot would be a deadlock.
+        # Compute the tolerance first. The computation needs the slot for slow results, so waiting for it inside this
+        # slot would be a deadlock.
         tolerance, by = self.tolerance, self.query.by or "excess"
         return self._get_cached(
             "worst", lambda: worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.storage.outcomes import kind_of
 
-# Outcome kinds, most severe first. A session has its cases' most severe kind. Only sessions can be
+# Kinds of outcomes, most severe first. The kind of a session is the most severe kind of its cases. Only sessions can be
 # ``unfinished``.
 KINDS = ("board", "error", "fail", "unfinished", "pass", "quiet")
 # Maximum characters to index per text, since records do not limit text.
@@ -28,7 +28,7 @@ class OutputEntry:
 
 @dataclass(frozen=True)
 class CaseEntry:
-    """Case of a session, as tables, comparisons and history show it without reading its record."""
+    """Case of a session, with the data that tables, comparisons and histories need without reading the record."""
 
     name: str
     number: int  # position in the session, from 0
@@ -38,7 +38,7 @@ class CaseEntry:
     runtime: str = ""
     board: str = ""
     outcome: str = ""
-    ended: str = ""  # outcome before expectations are applied, if different
+    ended: str = ""  # outcome without expectations, if different
     stage: str = ""
     message: str = ""
     # device_p50_ns, device_p90_ns, host_s, compile_s: None if not measured.
@@ -93,7 +93,7 @@ class SessionEntry:
 
 
 def gravest_kind(outcomes: Iterable[str], *, finished: bool) -> str:
-    """Return the outcomes' most severe kind, in :data:`KINDS` order.
+    """Return the most severe kind of outcome, in the order of :data:`KINDS`.
 
     Without outcomes, return ``quiet``, or ``unfinished`` if the session is not finished.
     """

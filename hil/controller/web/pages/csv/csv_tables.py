@@ -144,7 +144,7 @@ def compare_csv(request: Request) -> Response:
         found = comparing.compare_sides(database, a, b)
         shows = [view.show] if view.show else list(compared.TITLES)
         views = (replace(view, show=show, page=1) for show in shows)
-        # With one row more than the limit, the response notes the truncation.
+        # Request one row more than the limit, so that the response can report the truncation.
         tables = (compared.tables(found, one, csv_answer.MOST_ROWS + 1)[0] for one in views)
         rows = list(
             itertools.islice((row for one in tables for row in _comparison_rows(one)), csv_answer.MOST_ROWS + 1)

@@ -32,7 +32,7 @@ class Chart:
         return json.dumps({"times": list(self.times), "lines": {name: list(one) for name, one in self.lines.items()}})
 
     def of(self, names: Sequence[str]) -> Chart:
-        """Return the chart with only the named lines."""
+        """Return a copy of the chart with only the named lines."""
         return replace(self, lines={name: self.lines[name] for name in names if name in self.lines})
 
 

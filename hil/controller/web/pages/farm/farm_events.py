@@ -22,11 +22,11 @@ from hil.core.text import visible
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
-# Maximum concurrently followed logs, in total and of a user.
+# Maximum number of logs that are followed at the same time, in total and per user.
 _MOST_FOLLOWED, _MOST_OF_USER = 50, 10
 # Threads that read followed logs, so that a slow farm does not delay pages.
 _LOG_THREADS = 4
-# Maximum characters from a log's end to show as text.
+# Maximum number of characters to show as text, from the end of a log.
 _LOG_CHARS = 256 << 10
 _NUMBER_DIGITS = 18
 _MOST_PARTS = 1000
@@ -58,7 +58,7 @@ async def job_log(request: Request) -> Response:
 
 
 def _check_limits(user: str) -> Response | None:
-    """Return the refusal of another log stream of a user, or None."""
+    """Return an error response if the user may not follow another log, or None."""
     if len(_followed) >= _MOST_FOLLOWED:
         return PlainTextResponse("The limit of open log streams is reached.", 503)
     if list(_followed.values()).count(user) >= _MOST_OF_USER:
@@ -68,7 +68,7 @@ def _check_limits(user: str) -> Response | None:
 
 async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
     me, quiet = object(), True
-    # Many requests can pass the first check before their streams start.
+    # Check again, because many requests can pass the first check before their streams start.
     if refusal := _check_limits(farm.visitor.user):
         yield f"event: over\ndata: {json.dumps(bytes(refusal.body).decode())}\n\n"
         return

@@ -18,7 +18,7 @@ from hil.controller.web.text.requests import is_saved
 from hil.core.cancellation import check_cancelled
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 
-# Board state -> outcome kind with the same color.
+# Board state -> kind of outcome. Pages show both in the same color.
 STATE_KINDS = {
     "online": "pass",
     "suspect": "unfinished",

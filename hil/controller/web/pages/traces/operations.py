@@ -1,4 +1,4 @@
-"""Tables of a profile's operations. Totals are cached. The query determines the order."""
+"""Tables of a profile's operations. Totals are cached unsorted; the query determines the order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.errors import UsageError
 
 T = TypeVar("T")
 PAGE_ROWS = 200
-# Profiles to cache, since reading a million operations takes seconds.
+# Number of profiles to cache, since reading a million operations takes seconds.
 _KEPT = 8
 
 _TOTAL_ORDERS: Mapping[str, Callable[[ProfileTotal], Any]] = {

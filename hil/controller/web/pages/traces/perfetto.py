@@ -1,7 +1,7 @@
 """Perfetto's UI with a stored trace, in a frame of the trace page.
 
-The UI needs WebAssembly, workers and inline styles, which other pages must not use. The UI has a separate path. The
-content security policy of this path only allows resources on the path.
+The UI needs WebAssembly, workers and inline styles, which other pages must not use. So the UI has a separate path. The
+content security policy of this path allows only resources on the same path.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def _send_viewer_file(request: Request, path: Path, headers: Mapping[str, str] |
 
 
 def _policy_source(request: Request) -> str:
-    """Return the UI's path as a policy source, or the whole server if the host cannot have a path."""
+    """Return the UI's path as a source for the policy.
+
+    Return the whole server if a policy cannot combine the host with a path.
+    """
     host = request.headers.get("host", "")
     return f"{host}{PATH}" if _HOST.fullmatch(host) else "'self'"
 
@@ -117,7 +120,9 @@ def _stream_file(path: Path, headers: Mapping[str, str]) -> Response:
 
 
 class _OpenFile(StreamingResponse):
-    """Response with the content of an open file, up to the current length. The file may still grow.
+    """Response with the content of an open file, up to the length when the response was created.
+
+    The file may still grow.
 
     Closes the file at the end, even if the client disconnects before the first read.
     """
