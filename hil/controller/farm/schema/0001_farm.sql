@@ -11,10 +11,10 @@ create table hil.boards (
     state         text not null check (state in ('online', 'suspect', 'quarantined', 'offline')),
     hold          text not null default '' check (hold in ('', 'draining')),  -- set by an admin
     reason        text not null default '',
-    fence         bigint not null default 0,            -- highest fence ever granted
+    fence         bigint not null default 0,            -- highest fence of all grants
     worker        text not null default '',             -- current owner
     owned_until   timestamptz,
-    checked_at    timestamptz,                          -- last time it was healthy
+    checked_at    timestamptz,                          -- last time the board was healthy
     failures      int not null default 0,               -- failed checks in a row
     check_at      timestamptz,                          -- quarantined: time of the next check
     added_at      timestamptz not null default now()
@@ -44,7 +44,7 @@ create table hil.jobs (
     spec          jsonb not null,
     state         text not null check (state in ('queued', 'running', 'done', 'cancelled')),
     attempts      int not null default 0,               -- number of counted leases
-    avoid         text[] not null default '{}',         -- boards with an infrastructure failure of this job
+    avoid         text[] not null default '{}',         -- boards on which this job had an infrastructure failure
     queued_at     timestamptz not null default clock_timestamp(),
     started_at    timestamptz,
     finished_at   timestamptz,
@@ -60,13 +60,13 @@ create table hil.leases (
     worker        text not null,
     fence         bigint not null,
     attempt       int not null,
-    queue_id      bigint,                               -- procrastinate job that delivers it to the worker
+    queue_id      bigint,                               -- procrastinate job that delivers the lease to the worker
     key           text not null default '',             -- secret of the holder (kind lease)
     granted_at    timestamptz not null default clock_timestamp(),
     started_at    timestamptz,
-    expires_at    timestamptz not null,                 -- without a heartbeat of the worker
-    until         timestamptz not null,                 -- regardless of heartbeats
-    holder_until  timestamptz,                          -- without a heartbeat of the holder (kind lease)
+    expires_at    timestamptz not null,                 -- end of the lease, unless the worker sends a heartbeat
+    until         timestamptz not null,                 -- latest end of the lease, regardless of heartbeats
+    holder_until  timestamptz,                          -- the same for the holder (kind lease)
     direct        text not null default '',
     ended_at      timestamptz,
     reason        text not null default '',

@@ -15,7 +15,8 @@ update hil.jobs as job set lane = hil.lane(
         submission.user_name, submission.project, submission.priority, submission.selector, submission.board,
         job.checks, job.avoid)
     from hil.submissions as submission where submission.id = job.submission;
--- Ordered by time, so that the planner does not scan all finished jobs in primary key order.
+-- The index starts with the lane and the time, so that the planner does not scan all finished jobs in primary key
+-- order.
 create index jobs_lanes on hil.jobs (lane, queued_at, id) where state = 'queued';
 drop index hil.jobs_queued_at_idx;
 -- At most one open check per board.

@@ -1,7 +1,7 @@
 "use strict";
-// A farm's pages: updated in place as things happen there, logs as they come, and charts.
+// Pages of a farm: update them after events, append to logs, and draw charts.
 
-// What is shown is fetched anew, at most so often, and never while the reader is at work in it.
+// Minimum time between two updates of a page. While the user works in a part of the page, the update waits.
 const PACE_MS = 1000;
 let stale = false, drawing = false;
 
@@ -20,7 +20,7 @@ async function refreshFarm() {
   catchUpFarm();
 }
 
-// What was held back is made good.
+// Make an update that was delayed.
 function catchUpFarm() {
   if (stale) refreshFarm();
 }
@@ -31,7 +31,8 @@ if (!hil.saved && document.getElementById("farm")) {
   afterWork(catchUpFarm);
 }
 
-// A log, as it comes. Only its end is kept: a page that grows without end would stop the browser.
+// Maximum length of a followed log in characters. Only the end of a log is shown, because a page that grows without
+// limit would block the browser.
 const MOST_CHARS = 1 << 20;
 
 function followLog(log) {
@@ -49,7 +50,7 @@ function followLog(log) {
       log.firstChild.remove();
     }
     if (atEnd) log.scrollTop = log.scrollHeight;
-    // A case that ended is printed, too; of a job that had ended before, all cases are there.
+    // Also show newly finished cases. The page of an ended job already contains all cases.
     if ("runs" in log.dataset) refreshFarm();
   });
   events.addEventListener("over", (event) => {
@@ -63,7 +64,7 @@ function followLog(log) {
 
 if (!hil.saved) document.querySelectorAll("[data-log]").forEach(followLog);
 
-// Charts: one line for each board, or for each share of the jobs. Dashes tell lines apart without colours.
+// Charts with one line per board or per quantile of the jobs. Dashes distinguish the lines without colors.
 const LINES = ["--link", "--fail", "--pass", "--board", "--error", "--quiet"];
 const DASHES = [[], [6, 3], [2, 3], [10, 4, 2, 4]];
 
@@ -86,7 +87,7 @@ function drawChart(place) {
     points: { show: true, size: 6 },
     value: (_, value) => (value === null || value === undefined ? "-" : `${value} ${unit}`),
   }));
-  // In UTC, as every other time on the pages.
+  // Show times in UTC, like all times on the pages.
   const clock = (time) => new Date(time * 1000).toISOString();
   const label = (time, step) => (step >= 86400 ? clock(time).slice(5, 10) : clock(time).slice(11, 16));
   series.unshift({ value: (_, time) => (time == null ? "-" : `${clock(time).slice(0, 16).replace("T", " ")} UTC`) });
@@ -108,5 +109,5 @@ function drawChart(place) {
 
 const places = document.querySelectorAll("[data-chart]");
 places.forEach((place) => { drawChart(place); resized.observe(place); });
-// Its colours are those of the theme.
+// The colors of the charts depend on the theme.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => places.forEach(drawChart));

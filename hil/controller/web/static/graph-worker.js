@@ -1,5 +1,5 @@
 "use strict";
-// Lays a small graph out with dagre, beside the page's own thread.
+// Lay out a small graph with dagre, outside the page's main thread.
 importScripts("/static/vendor/dagre.min.js");
 
 onmessage = ({ data }) => {

@@ -1,34 +1,34 @@
 "use strict";
-// Draws graphs on canvases: only what is seen, all in step. Nodes stand where the server put them; a small graph is laid
-// out by dagre, in a worker.
+// Draw graphs on canvases. Only the visible part is drawn, and all panes move together. The server computes the
+// positions of the nodes. For a small graph, dagre computes the positions in a worker.
 (() => {
   const place = document.getElementById("graph");
   const status = document.getElementById("graph-status");
   const find = document.getElementById("find-node");
   const [W, H] = [150, 40];
-  // dagre takes a part of a second for so many nodes, and ten for thousands.
+  // Maximum number of nodes for dagre. It needs less than a second for this number, and ten seconds for thousands.
   const DAGRE_UP_TO = 300;
   const DAGRE_MS = 1500;
   let panes = [];
   let chosen = "";
-  let scale = 1; // pixels for a unit of the graphs, the same in all panes
+  let scale = 1; // pixels per unit of the graphs, the same in all panes
 
   class Pane {
     constructor(canvas, data) {
-      Object.assign(this, { canvas, data, layout: data.layout, x: 0, y: 0 }); // x, y: in the middle of the canvas
+      Object.assign(this, { canvas, data, layout: data.layout, x: 0, y: 0 }); // x, y: canvas center in graph units
       this.places = new Map();
       data.match.forEach((names, at) => names.forEach((name) => { if (!this.places.has(name)) this.places.set(name, at); }));
       data.names.forEach((name, at) => this.places.set(name, at));
       this.index();
     }
 
-    // Edges by the band of the graph that they cross, so that drawing looks at few.
+    // Index the edges by the horizontal bands that they cross, so that drawing only examines a few edges.
     index() {
       const { x, y, bends } = this.layout;
       this.bands = new Map();
       this.lines = this.data.edges.map(([first, last], number) => {
         const points = [x[first], y[first] + H / 2, ...(bends[number] ?? []), x[last], y[last] - H / 2];
-        // An edge over many ranks would lie upon the nodes between: it goes beside them.
+        // Draw a long edge beside the nodes between its ends, not across them.
         if (!(bends[number] ?? []).length && y[last] - y[first] > 3 * H && Math.abs(x[first] - x[last]) < W) {
           const side = Math.max(x[first], x[last]) + W * 0.62;
           points.splice(2, 0, side, y[first] + 1.6 * H, side, y[last] - 1.6 * H);
@@ -54,7 +54,7 @@
       return { left: this.x - w, right: this.x + w, top: this.y - h, bottom: this.y + h };
     }
 
-    // Nodes or edges of the bands that are seen, each once.
+    // Return the nodes or edges in the visible bands, without duplicates.
     within(kind) {
       const { top, bottom } = this.seen();
       const found = new Set();
@@ -142,7 +142,7 @@
       return undefined;
     }
 
-    // The node nearest to the middle that another pane has too.
+    // Return the node closest to the center that both panes contain, as the indices in both panes.
     anchor(other) {
       const [mine, theirs] = [this.placeOf(chosen), other.placeOf(chosen)];
       const { top, bottom } = this.seen();
@@ -156,7 +156,7 @@
       return best;
     }
 
-    // Stand so that what both show is at the same height.
+    // Scroll so that a common node is at the same height in both panes.
     follow(other) {
       const pair = other.anchor(this);
       if (!pair) return;
@@ -207,7 +207,7 @@
     show();
   }
 
-  // The graph's beginning, at a size that can be read.
+  // Show the beginning of the graph at a readable size.
   function start() {
     const [first] = panes;
     const { width, height } = first.layout;
@@ -237,7 +237,7 @@
     if (fetched && !hil.saved) htmx.ajax("GET", address, { target: "#node", swap: "outerHTML" });
   }
 
-  // The next node, or the one before, among places of the first pane.
+  // Select the next or previous node in a list of indices of the first pane.
   function step(places, direction) {
     if (!places.length) {
       status.textContent = "No matching nodes.";
@@ -264,7 +264,7 @@
   };
   const keys = { n: "next", p: "previous", "+": "in", "-": "out", 0: "fit" };
 
-  // From a node along its edges, or to the one beside it.
+  // Move from the selected node along an edge, or to an adjacent node.
   function walk(pane, key) {
     const at = pane.placeOf(chosen);
     if (at === undefined) return select(pane.data.names[0]);
@@ -318,7 +318,7 @@
     for (const one of part.querySelectorAll(".swatch[data-colour]")) one.style.backgroundColor = one.dataset.colour;
   }
 
-  // A layout of dagre's; null where it takes too long.
+  // Return dagre's layout, or null if the graph is too large or dagre takes too long.
   function dagreLayout(data) {
     if (hil.saved || data.names.length > DAGRE_UP_TO || !data.edges.length) return Promise.resolve(null);
     return new Promise((resolve) => {
@@ -368,7 +368,7 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
     start();
     if (place.dataset.node) select(place.dataset.node, { fetched: false });
-    // Where tests and scripts look a node's place up.
+    // Return the position of a node on the screen, for tests and scripts.
     place.nodeAt = (number, name) => {
       const pane = panes[number];
       const at = pane.placeOf(name);

@@ -1,7 +1,9 @@
 "use strict";
-// What every page does: fetching data, keys, copying a command, and updating in place when the server tells of a change.
+// Functions of all pages: fetching data, keyboard navigation, copying a command, and updating parts of the page after
+// server events.
 
-// Pages' scripts fetch with these alone: a page that was saved as one file holds what its `data-src` attributes name.
+// Scripts of pages fetch data only with these functions. A page that was saved as a single file contains the data of
+// its `data-src` attributes.
 const hil = (() => {
   const saved = document.documentElement.dataset.saved !== undefined;
   const kept = (url) => [...document.querySelectorAll("script[data-url]")].find((one) => one.dataset.url === url);
@@ -15,24 +17,24 @@ const hil = (() => {
 
   return {
     saved,
-    // Parsed JSON.
+    // Return the parsed JSON at a URL.
     async data(url) {
       const copy = kept(url);
       return copy ? JSON.parse(copy.textContent) : (await answer(url)).json();
     },
-    // An ArrayBuffer.
+    // Return the bytes at a URL as an ArrayBuffer.
     async bytes(url) {
       const copy = kept(url);
       if (!copy) return (await answer(url)).arrayBuffer();
       return Uint8Array.from(atob(copy.textContent), (letter) => letter.charCodeAt(0)).buffer;
     },
-    // What the `src` of an image may be set to; "" where the page does not hold it.
+    // Return a value for the `src` of an image, or "" if a saved page does not contain the image.
     picture(url) {
       const copy = kept(url);
       if (copy) return `data:${copy.dataset.type};base64,${copy.textContent}`;
       return saved ? "" : url;
     },
-    // Show a view's state in the page's address, as history.replaceState does.
+    // Replace the URL of the page, like history.replaceState. Saved pages keep their URL.
     address(url) {
       if (!saved) history.replaceState(null, "", url);
     },
@@ -50,12 +52,13 @@ document.addEventListener("keydown", (event) => {
   if ((event.key === "ArrowDown" || event.key === "ArrowUp") && !inField(event.target)) moveInTable(event);
 });
 
-// Up and down go from row to row, over the first link of each, and from the last of a table to the first of the next.
+// Move the focus to the first link of the next or previous row with the arrow keys, also from the last row of a table
+// to the next table.
 function moveInTable(event) {
   const rows = [...document.querySelectorAll("table[data-keys] > tbody > tr")];
   const links = rows.map((row) => row.querySelector("a")).filter((link) => link?.getClientRects().length);
   const now = links.findIndex((link) => link.closest("tr").contains(event.target));
-  // Whoever is in a table's region begins with that table.
+  // If the focus is on the region around a table, start with this table.
   const first = links.find((link) => event.target !== document.body && event.target.contains(link)) ?? links[0];
   const next = now < 0 ? first : links[now + (event.key === "ArrowDown" ? 1 : -1)];
   if (!next) return;
@@ -70,20 +73,20 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(button.dataset.copy);
     button.textContent = "Copied";
   } catch {
-    // Over plain HTTP from another machine browsers give scripts no clipboard.
+    // Over plain HTTP from another machine, browsers do not give scripts access to the clipboard.
     getSelection().selectAllChildren(button.previousElementSibling);
     button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
   }
 });
 
-// What is saved is the view as it is now: its address may have changed since the page came.
+// Save the page in the current state. Its URL may have changed since the page was loaded.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a.save");
   if (link) link.href = `/share?${new URLSearchParams({ page: location.pathname + location.search })}`;
 });
 
-// A part with data-live is fetched again from there after a change. This waits while the reader writes, selects or
-// presses something in it. The focus and the scroll position stay.
+// After a change, fetch a part with data-live again from the URL in this attribute. Wait while the user types, selects
+// or presses something in the part. The focus and the scroll position do not change.
 const late = new Set();
 let refreshing = false, again = false;
 
@@ -110,8 +113,8 @@ async function refreshParts() {
   }
 }
 
-// Whether the reader writes, selects, presses or has ticked something in a part. A click on an element that is replaced
-// between press and release does not reach it.
+// Return true if the user types, selects or presses something in a part, or has checked a box in it. If an element is
+// replaced between press and release, it receives no click.
 function isAtWork(part) {
   if (part.matches(":active")) return true;
   const selected = getSelection();
@@ -119,8 +122,8 @@ function isAtWork(part) {
   return field || part.querySelector("input:checked") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
 }
 
-// Fetch a part again and replace it, unless the reader is at work in it when the answer arrives. Return whether the part
-// was replaced. The focus, the scroll positions and the opened details stay.
+// Fetch a part again and replace it, unless the user works in the part when the response arrives. Return true if the
+// part was replaced. The focus, the scroll positions and open details do not change.
 async function drawAnew(part, url) {
   const focus = part.contains(document.activeElement) ? document.activeElement : null;
   const place = focus && placeOf(part, focus);
@@ -128,7 +131,7 @@ async function drawAnew(part, url) {
   const open = [...part.querySelectorAll("details")].map((one) => one.open);
   let busy = false;
   const keepIfBusy = (event) => {
-    // The reader's own requests may also replace the part.
+    // Ignore replacements of the part by other requests of the user.
     if (event.detail.pathInfo.finalRequestPath !== url) return;
     busy = isAtWork(part);
     if (busy) event.detail.shouldSwap = false;
@@ -148,15 +151,15 @@ async function drawAnew(part, url) {
   return true;
 }
 
-// Call a function after each event that may end the reader's work in a part.
+// Call a function after each event that may end the user's work in a part.
 function afterWork(call) {
   for (const name of ["focusout", "selectionchange", "pointerup", "pointercancel", "dragend", "keyup"]) {
     document.addEventListener(name, () => setTimeout(call));
   }
 }
 
-// What tells an element from others after its part was drawn anew: where it leads, what it is called, or its number
-// among its like.
+// Identify an element, so that it can be found after its part was replaced: by URL, label, or index among elements with
+// the same tag.
 function placeOf(part, element) {
   const alike = [...part.querySelectorAll(element.tagName)];
   const [href, label] = ["href", "aria-label"].map((name) => element.getAttribute(name));
@@ -166,13 +169,14 @@ function placeOf(part, element) {
 function elementAt(part, place) {
   const alike = [...part.querySelectorAll(place.tag)];
   const same = (name, value) => value && alike.find((one) => one.getAttribute(name) === value);
-  // A button that is gone is not another one: the next key would press it.
+  // Do not select a button by its index: if the button no longer exists, the next key would press a different button.
   return same("href", place.href) || same("aria-label", place.label) || (place.tag === "BUTTON" ? null : alike[place.number]);
 }
 
 afterWork(() => { if (late.size) refresh(); });
 
-// What is shown and is no more so is said, and taken back when it is so again.
+// Reasons why the page is out of date: no connection to the server, or a deleted session. The messages disappear when
+// the reason does.
 const away = { server: "", session: "" };
 
 function tellAway(what, text) {
@@ -188,8 +192,8 @@ function tellAway(what, text) {
   place.append(note);
 }
 
-// Events of the server, each with who hears it, for as long as the page is seen: a browser has few connections to one
-// server, all tabs together. Where a connection is lost it is made again.
+// Listen to server events while the page is visible, and reconnect after an error. Hidden pages close the connection,
+// because browsers limit the connections to a server over all tabs.
 function listen(url, heard) {
   let events = null, timer = 0;
   const stop = () => {
@@ -213,7 +217,7 @@ function listen(url, heard) {
   if (!document.hidden) start();
 }
 
-// Whether the sessions that the page's address names are there still.
+// Return true if the sessions in the page's URL still exist.
 async function areThere() {
   const given = new URLSearchParams(location.search), asked = new URLSearchParams();
   for (const name of ["id", "root"]) if (given.get(name)) asked.set(name, given.get(name));
@@ -224,15 +228,16 @@ async function areThere() {
     tellAway("session", gone && `Not available: ${gone}. This page shows the last known state.`);
     return !gone;
   } catch {
-    return true;  // who cannot be asked tells nothing
+    return true;  // the server is unreachable: no information
   }
 }
 
-// A farm's pages listen to the farm.
+// Pages of a farm listen to the farm's events instead.
 if (!hil.saved && !document.getElementById("farm")) {
   listen("/events", {
     async changed(event) {
-      // The page may be older than the first event, and a connection that was lost may have missed some.
+      // Compare the generations: the page may be older than the first event, and a lost connection may have missed
+      // events.
       if (event.data === document.body.dataset.generation) return;
       document.body.dataset.generation = event.data;
       if (await areThere()) refresh();

@@ -1,5 +1,5 @@
 "use strict";
-// Histories as charts: samples, their median, the band of their noise, changes, and the outcome of each below.
+// Charts of histories: samples, medians, noise bands, changes, and the outcome of each sample below the chart.
 
 const COLOURS = { pass: "--pass", fail: "--fail", error: "--error", board: "--board", unfinished: "--unfinished", quiet: "--quiet" };
 const HEIGHT = 280;
@@ -24,11 +24,11 @@ function drawHistory(place) {
   const tick = (x, step) => (isTime ? (step >= 86400 ? clock(x).slice(0, 10) : clock(x).slice(11, 16)) : (Number.isInteger(x) && data.labels[x]) || "");
   const value = (_, number) => inUnit(number, data.unit);
   const dots = (stroke, fill) => ({ paths: () => null, points: { show: true, size: 6, stroke, fill }, value, stroke });
-  // Points are in order; one alone stands in the middle.
+  // The points are in order. A single point is shown in the middle.
   const first = data.x[0] ?? 0, last = data.x[data.x.length - 1] ?? 0;
   const beside = last > first ? (last - first) * 0.02 : 1;
   const ends = [first - beside, last + beside];
-  // No share is above 100 %: left alone, an axis of nothing else goes to 200.
+  // The axis of a percentage ends at 100. By default, uPlot extends an axis with only the value 100 to 200.
   const share = (_, least) => [Math.max(0, Math.floor((least ?? 0) - Math.max(1, (100 - (least ?? 0)) / 10))), 100];
   const options = {
     cursor: { drag: { x: false, y: false } },
@@ -55,7 +55,7 @@ function drawHistory(place) {
   new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
 }
 
-// Changes as dashed lines, remarks as triangles, outcomes as a strip below the axis.
+// Draw changes as dashed lines, remarks as triangles, and outcomes as a strip below the axis.
 function drawMarks(chart, data, colour) {
   const { ctx, bbox } = chart;
   const scale = devicePixelRatio;

@@ -1,10 +1,10 @@
 "use strict";
-// The maps of a tensor's page: what a cell holds, a closer look at it, and sliders beside the numbers of a tolerance.
+// Maps of a tensor's page: details of a cell, close-up of a cell, and sliders for the tolerance.
 
 (() => {
   let asked = "";
   let pointed = null;
-  let looked = "";  // the figure that the reader looks at closer, until it is there anew
+  let looked = "";  // id of the figure of a requested close-up, up to its display
 
   const at = (plot) => [Number(plot.dataset.row ?? 0), Number(plot.dataset.column ?? 0)];
 
@@ -23,7 +23,7 @@
     fetchCell(plot, row, column);
   }
 
-  // One question at a time: whoever moves fast is told the last cell.
+  // Send only one request at a time. If the pointer moves fast, only the last cell is requested.
   async function fetchCell(plot, row, column) {
     const url = `/api/tensors/cell?${plot.dataset.query}&row=${row}&column=${column}`;
     pointed = url;
@@ -53,14 +53,14 @@
     try {
       found = await hil.data(`/api/tensors/cell?${plot.dataset.query}&row=${row}&column=${column}`);
     } catch {
-      return;  // fetchCell says why
+      return;  // fetchCell shows the reason
     }
     if (!found.near || !plot.isConnected) return;
     looked = plot.closest("figure").id;
     htmx.ajax("GET", found.near, { source: plot, target: "#view", swap: "outerHTML" });
   }
 
-  // Whoever looked closer goes on in the same map, at the element that is marked; a map of much comes after the others.
+  // After a close-up, focus the same map at the marked element. Maps of large tensors arrive later than the others.
   function goOn() {
     const plot = looked && document.querySelector(`#${looked} .plot`);
     if (!plot) return;
@@ -103,7 +103,7 @@
   });
 
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  // Before the keys of tables, which would take the arrows.
+  // Handle keys here before the tables, which also use the arrow keys.
   document.addEventListener("keydown", (event) => {
     const plot = plotOf(event);
     if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -117,7 +117,7 @@
     event.stopImmediatePropagation();
   }, true);
 
-  // A slider goes by decades; the field beside it has the number, and is what is sent.
+  // A slider has a logarithmic scale. The adjacent field shows the number, and only the field is submitted.
   function ready() {
     const form = document.getElementById("slice");
     if (!form || form.classList.contains("scripted") || hil.saved) return;
@@ -129,7 +129,7 @@
     }
   }
 
-  // Another slice begins whole; before the form is sent.
+  // For another slice, reset the window before the form is submitted.
   document.addEventListener("change", (event) => {
     if (!event.target.matches?.("#slice #rows, #slice #columns")) return;
     for (const name of ["top", "left", "height", "width"]) event.target.form.elements[name].value = "";
@@ -149,6 +149,6 @@
     ready();
     goOn();
   });
-  // What cannot be shown says why on a page of its own.
+  // After an error, open the page of the failed request, which shows the reason.
   document.addEventListener("htmx:responseError", (event) => location.assign(event.detail.pathInfo.finalRequestPath));
 })();
