@@ -47,7 +47,9 @@ def make_client(link: Link, board: str) -> BoardClient:
 
 
 class Board:
-    """Connected board. The board takes over the link. From :meth:`take` on, the device is reserved for this process.
+    """Connected board, which becomes the owner of the link.
+
+    From :meth:`take` on, the device is reserved for this process.
 
     Use the board as a context manager.
 
@@ -107,7 +109,7 @@ class Board:
         return str(versions.get(runtime, ""))
 
     def note(self, seen: Invocation) -> list[str]:
-        """Update :attr:`info` with the board state of a run. Return the changes, as from :func:`changed`."""
+        """Update :attr:`info` with the board state after a run. Return the changes, as from :func:`changed`."""
         before, self.info = self.info, {**self.info, **seen.state}
         return changed(before, self.info)
 
@@ -117,7 +119,7 @@ class Board:
         return self._link.shell
 
     def take(self) -> None:
-        """Reserve the device unless this process already holds the device. Wait while another session holds the device.
+        """Reserve the device, unless this process has already reserved it. Wait while another session uses the device.
 
         After connecting, the agent may exit because it is idle or because an agent of a different version replaces it.
         In that case, renew the link and the agent once. Programs have not run at this point.
@@ -146,7 +148,7 @@ class Board:
         self.ping(8)
 
     def _connect_anew(self) -> None:
-        """Create a new link and client, and drop the session and cached state of the old link and client."""
+        """Open a new link and client. Drop the session and the cached state of the old link and client."""
         sent = self.client.payload_bytes_sent
         self._there.clear()
         self.client.close()
@@ -154,7 +156,7 @@ class Board:
             self._link.renew()
         self.client = make_client(self._link, self.name)
         self.client.payload_bytes_sent = sent
-        # Start from fresh board state: earlier changes did not affect any run.
+        # Read the board's state again. Earlier changes do not matter, because no program has run.
         self.info = self._describe()
         self._ours = False
         self._clock = BoardClock()
@@ -199,8 +201,8 @@ class Board:
     def _send(self, paths: Mapping[str, Path], progress: Callable[[int, int], None]) -> int:
         """Send blobs (digest -> file) and return the bytes sent. After a broken link, reconnect and resume the upload.
 
-        hil does not query blobs that are known to be on the board until the next upload. Only uploads make the board
-        evict blobs. Other sessions cannot upload, because the device is reserved.
+        hil remembers the blobs on the board and does not query them again before the next upload. This is safe: only
+        uploads make the board evict blobs, and other sessions cannot upload while the device is reserved.
         """
         self.take()
         before = self.payload_bytes_sent
@@ -299,7 +301,7 @@ class Board:
             return
         if self._log is None or self._log.client is not self.client:
             self._end_log()
-            # The live log is optional: the program's calls report the same failures.
+            # The live log is optional. The calls of the program report the same errors.
             with contextlib.suppress(errors.BoardError):
                 self._log = WorkerLog(self.name, self.client)
         if self._log is not None:
@@ -437,14 +439,14 @@ class LoadedProgram:
         return self._placed(result, asked), invocation
 
     def _placed(self, result: RunResult, asked: RequestedDevice) -> RunResult:
-        """Add the placement of the program to the result's provenance, with a note on parts that ran ``elsewhere``."""
+        """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
         marked = None if self._placement is None else asked.mark(self._placement)
         parts = None if marked is None else [part.to_json() for part in marked]
         provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
         try:
             provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
         except errors.RanElsewhere as error:
-            # Drop the times: another device was measured.
+            # Drop the times, because they are times of another device.
             error.result = replace(result, provenance=provenance, iterations_ns=())
             raise
         return replace(result, provenance=provenance)
@@ -503,7 +505,7 @@ class LoadedProgram:
         )
 
     def _whole(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the inputs, completed with the program's carried inputs that the caller did not give.
+        """Return the inputs, completed with the carried inputs of the program that are missing in ``given``.
 
         Raises:
             UsageError: The inputs match neither the program nor the model.

@@ -24,11 +24,11 @@ class BoardChoice:
     address: str = ""  # value of ``--board``; "" to use the config's address
     faults: tuple[str, ...] = ()
     runtime: str = ""  # runtime to use; "" for the config's runtime
-    purpose: str = ""  # shown to others who wait for the board
+    purpose: str = ""  # shown to other users who wait for the board
     wait_s: float = 60.0  # how long to wait while another session holds the board, in seconds
     say: TextSink = lambda text: None
     without_agent: str = ""  # why the board is used without an agent; "" if it has an agent
-    # Make the client over a link that is already open. The argument is the board's name for errors. None: open a link.
+    # Return the client of a link that is already open. The argument is the board's name for errors. None: open a link.
     connect: Callable[[str], BoardClient] | None = None
 
     @property
@@ -43,14 +43,17 @@ class BoardChoice:
 
 
 def is_lent(address: str) -> bool:
-    """Return whether an address selects boards of a board provider. Opening the address determines the board."""
+    """Return whether an address selects a board of a board provider.
+
+    The board is known only after the address was opened.
+    """
     prefix, colon, _ = address.partition(":")
     return bool(colon) and any(point.name == prefix for point in points(PROVIDERS))
 
 
 def pinned(choice: BoardChoice, board: str) -> BoardChoice:
     """Return the choice fixed to the named board, so that reconnecting uses the same board."""
-    # Only selectors of the farm are known to accept a board's name.
+    # Other providers may not accept a board's name as a selector.
     if not choice.config.connection.address.startswith("farm:"):
         return choice
     address = f'farm:name="{board}"'

@@ -26,8 +26,8 @@ class AgentEndpoint:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-    # Whether hil started this simulator with faults. Only the agent detects a fault that no program can trigger, and
-    # that is a usage error. Usage errors of other agents are not trusted.
+    # Whether hil started this simulator with faults. If no program can trigger a fault, the agent reports a usage
+    # error, which hil passes on. Usage errors of other agents are not passed on.
     faults: bool = False
 
 
@@ -39,7 +39,7 @@ class ProfilePass:
     files: Mapping[str, memoryview]
     # Pairs (time in the files, board clock) in nanoseconds, taken before and after the runs. File time is
     # CLOCK_MONOTONIC for IREE. For ONNX Runtime it is ``ts``, counted from the start of the file. Empty if the board
-    # cannot report it: then file times do not map to any other clock.
+    # cannot report the pairs. File times then cannot be converted to another clock.
     clock_pairs: tuple[tuple[int, int], ...]
     host: Span  # from sending to the last byte received, host clock
     # From the last input byte to the files being ready, board clock. None without an agent.
@@ -65,16 +65,18 @@ class Invocation:
     fetch_s: float = 0.0  # time to fetch the outputs
     state: dict[str, Any] = field(default_factory=dict)  # changing fields of Describe, if requested
     placement: Placement | None = (
-        None  # where the program ran; None if not reported, or unchanged since the last report
+        None  # devices of the program's parts; None if not reported, or unchanged since the last report
     )
     repetition: Repetition | None = None  # comparison of all runs of the call; None if the board did not compare them
-    unchecked: str = ""  # why the board did not compare the runs; "" if it is an agent that never compares them
+    unchecked: str = ""  # why the board did not compare the runs; "" for an agent that never compares runs
     notes: tuple[str, ...] = ()  # limitations and deviations of the board, one sentence each
-    # Provenance that only some boards report. ``command``, from a board without an agent: the command ``line``,
-    # ``wall_s`` of each command on the host's clock, the reason ``why`` the board has no agent, and ``not_measured``.
+    # Provenance that only some boards report. A board without an agent reports ``command``: the command ``line``, the
+    # time ``wall_s`` of each command on the host's clock, the reason ``why`` the board has no agent, and
+    # ``not_measured``.
     provenance: Mapping[str, Any] = field(default_factory=dict)
     calls: tuple[StepCall, ...] = ()  # calls of a stepped program in all iterations
-    # From sending the inputs to the response, without the board's part and the outputs; 0 if unknown.
+    # Time on the link: from sending the inputs to the response, without the time on the board and for the outputs; 0 if
+    # unknown.
     link_ns: int = 0
 
 
@@ -90,15 +92,15 @@ class ProgramHandle:
     worker_pid: int = 0  # worker process of the program; 0 if it has none
     device: str = ""  # device of the program; "" for the runtime's default
     version: str = ""  # runtime version, if it differs from Describe; else ""
-    how: str = ""  # how the board runs the program, for the result's source; "" in a worker
+    how: str = ""  # how the board runs the program, for the source field of results; "" in a worker
     is_resident: bool = True  # whether the program stays loaded between runs; False: every run loads it
 
 
 class BoardClient(Protocol):
     """Calls of a board: over gRPC to an agent, or as shell commands on a board without an agent.
 
-    Every call raises BoardError or a subclass if the board or the link fails. After BoardLost or SessionEnded, a run
-    may have happened. Without an agent, calls that need an agent do nothing.
+    Every call raises BoardError or a subclass if the board or the link fails. If a call raises BoardLost or
+    SessionEnded, the program may have run. Without an agent, calls that need an agent do nothing.
     """
 
     payload_bytes_sent: int
@@ -128,7 +130,7 @@ class BoardClient(Protocol):
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
         """Reserve the board unless this client already holds the board. Return the session's fence.
 
-        Without an agent, each run waits until the board is free instead.
+        Without an agent, there is no session: each run waits until the board is free.
         """
         return 0
 

@@ -1,6 +1,6 @@
 """Progress timeout for calls without a gRPC deadline.
 
-Such a call may take any time in total but must keep progressing.
+The total time of such a call is not limited, but the call must make progress.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _TICK_S = 0.25
 class Guard:
     """Cancel a call if the expected progress does not occur in time.
 
-    Only time in which this process runs is counted, so a suspended process does not cause timeouts. ``cancel`` is
-    called at most once, in a separate thread.
+    Only the time in which this process runs counts, so a suspension of the process does not cause timeouts. ``cancel``
+    is called at most once, in a separate thread.
     """
 
     def __init__(self, cancel: Callable[[], object]) -> None:
@@ -50,7 +50,8 @@ class Guard:
             self._left -= seconds
             self.expired = self._left <= 0
         if self.expired:
-            # If the thread limit is reached, the next tick retries. The counting thread must not fail.
+            # If no thread can be started, the next tick retries. This thread must not fail, because it serves all
+            # guards.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._cancel, daemon=True, name="hil-guard").start()
                 self.close()
@@ -67,7 +68,7 @@ class _Watch:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Drop all guards. A forked process lacks the parent's threads and must not end the parent's calls."""
+        """Drop all guards. A forked process does not have the parent's threads, and must not end the parent's calls."""
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
         self._some = threading.Event()

@@ -87,7 +87,7 @@ _FIRMWARE_BITS = {
     3: "soft temperature limit reached",
 }
 _JUMP_S = 1.0
-# Readings whose names end with these texts are text; all other compared readings are numbers.
+# Ends of the names of readings with a text as value. All other readings that are compared are numbers.
 _IN_WORDS = ("firmware throttling", " governor")
 
 
@@ -146,5 +146,5 @@ def firmware_bits(text: str) -> int | None:
 
 
 def _readings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Map reading names to text or number. MessageToDict omits a number that is 0."""
+    """Map the names of readings to texts or numbers. A missing number is 0, because MessageToDict omits zeros."""
     return {one["name"]: one.get("text") or float(one.get("value", 0.0)) for one in info.get("readings", ())}

@@ -22,9 +22,10 @@ _SHOWN = 400
 
 
 def switch(power: Power, action: str, *, board: str) -> str:
-    """Perform one power action without retries: a second reset has another effect.
+    """Perform one power action, without retries, because a second reset could interrupt the boot.
 
-    Without a cycle hook, a cycle is off, a pause, and on. Returns the output or response of the hook.
+    Without a hook for ``cycle``, a cycle consists of ``off``, a pause, and ``on``. Returns the output or response of
+    the hook.
 
     Raises:
         UsageError: The config has no hook for the action, or the hook's program does not exist.
@@ -34,7 +35,7 @@ def switch(power: Power, action: str, *, board: str) -> str:
         try:
             off = switch(power, "off", board=board)
             time.sleep(power.delay)
-        except KeyboardInterrupt:  # do not leave the board without power
+        except KeyboardInterrupt:  # do not leave the board switched off
             switch(power, "on", board=board)
             raise
         return "\n".join(filter(None, (off, switch(power, "on", board=board))))
@@ -105,7 +106,7 @@ def is_silent(error: BoardError) -> bool:
 def answering(connect: Callable[[], T], boot_s: float) -> T:
     """Retry connecting for ``boot_s`` seconds while the board starts. Raises the last error of ``connect``.
 
-    Retries are safe: programs were not started yet.
+    Retries are safe, because no program has been started yet.
     """
     deadline = time.monotonic() + boot_s
     while True:

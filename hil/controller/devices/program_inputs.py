@@ -9,7 +9,10 @@ from hil.errors import UsageError
 
 
 def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> None:
-    """Check that the function takes the inputs, as an agent does. Raises UsageError otherwise."""
+    """Check that the inputs match the function's specs, with the same rules as an agent.
+
+    Raises UsageError otherwise.
+    """
     if len(inputs) != len(specs):
         raise UsageError(f"{function} takes {len(specs)} inputs, got {len(inputs)}")
     for spec, array in zip(specs, inputs.values(), strict=True):

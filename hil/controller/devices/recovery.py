@@ -1,4 +1,4 @@
-"""Recover a stuck board with the steps of the config's ``[recover]``. A check follows each step."""
+"""Recover a stuck board with the steps in the table ``[recover]`` of the config. A check follows each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Recovery:
 def recover_board(choice: BoardChoice, check: Callable[[], HilError | None], *, say: TextSink) -> Recovery:
     """Try the recovery steps of a board's config in order until a check passes.
 
-    A board that already works is left alone. After an action of ``[power]``, the board has ``boot_s`` to respond.
+    If the board already works, no step is executed. After an action of ``[power]``, the board has ``boot_s`` seconds to
+    respond.
 
     Args:
         check: Runs an inference on the board and returns the error, or None.

@@ -23,7 +23,7 @@ class WorkerLog:
         self._board = board
         self._lock = threading.Lock()
         self._shown: dict[str, int] = {}  # program -> number of lines shown
-        # Lines of programs that were not added yet. A stream also begins with lines of other programs.
+        # Lines of programs that were not added yet. A stream may also begin with lines of programs that hil never adds.
         self._early: deque[tuple[str, str]] = deque()
         self._room = LOG_CHARACTERS  # memory limit for lines of programs that are not shown
         self._stream = client.follow_logs()
@@ -40,7 +40,7 @@ class WorkerLog:
 
     def finish(self, program_id: str) -> None:
         """Show the lines of a program that the stream has not delivered yet, and stop following it."""
-        if program_id not in self._shown:  # it was loaded while live output was off
+        if program_id not in self._shown:  # the program was loaded while live output was off
             return
         lines: list[str] = []
         with contextlib.suppress(BoardError):
@@ -58,7 +58,7 @@ class WorkerLog:
         self._thread.join(_JOIN_S)
 
     def _read(self) -> None:
-        # The program's calls report the loss of the board.
+        # Ignore errors, because the program's calls report the loss of the board.
         with contextlib.suppress(CallFailed, BoardError):
             for line in self._stream:
                 with self._lock:

@@ -39,18 +39,18 @@ MESSAGE_LIMITS = {
     ("Programs", "Invoke"): 16 * MIB,
     ("Programs", "Unload"): KIB,
 }
-# Maximum characters and lines to read of a log; the rest is dropped.
+# Maximum number of characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 READINGS_MOST = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _RANK_MOST = 32
 _ANSWERS_MOST = 1000
-# Maximum distinct answers with outputs that an agent retains for fetching. Same value as
+# Maximum number of different results whose outputs an agent stores for fetching. Same value as
 # `hil.agent.iterations.MAX_KEPT`.
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
-# Limit for the owner and the purpose of the session that uses a board.
+# Maximum length in characters of the owner and the purpose of the session that uses a board.
 _HOLDER_CHARACTERS = 200
 _TTL_MOST_S = 3600.0
 # gRPC metadata values allow only these characters.
@@ -60,7 +60,8 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _Head: TypeAlias = "tuple[str, str, tuple[int, ...], int | None]"
 # Cache successful output checks only for calls with at most this many outputs.
 _KEPT_OUTPUTS = 64
-# Outputs may exceed the size that the program declares by this much: some runtimes only warn about larger outputs.
+# Outputs may be larger than the program declares, by this number of bytes. Some runtimes only warn about larger
+# outputs.
 _SLACK_BYTES = 64 * MIB
 
 
@@ -101,7 +102,7 @@ def _expect(sane: bool, otherwise: str) -> None:
 
 
 def given(reply: Any) -> Any:
-    """Return the response. Raises ProtocolBroken without one: a call can end successfully without a response."""
+    """Return the response, or raise ProtocolBroken if it is None: a call can end successfully without a response."""
     _expect(reply is not None, "the response is missing")
     return reply
 
@@ -116,7 +117,7 @@ def check_description(reply: pb.DescribeReply) -> None:
 
 
 def check_opened(reply: pb.SessionOpened, fence: int) -> None:
-    """Check the response to opening a session. If the requested ``fence`` is 0, the response may have any fence."""
+    """Check the response to opening a session. If the requested ``fence`` is 0, the agent may choose any fence."""
     _expect(bool(_TOKEN.fullmatch(reply.token)), "the session token must be a short text without spaces")
     _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"invalid session TTL: {reply.ttl_s:g} s")
     _expect(fence in (0, reply.fence), f"the session has fence {reply.fence}, expected {fence}")
@@ -216,7 +217,7 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     if not starts == ends == iterations:
         raise broken(f"expected {iterations} iterations, got {starts} start and {ends} end times")
     heads = tuple([_head(tensor) for tensor in done.outputs])
-    # Consecutive calls of a program mostly have outputs of the same shapes, so their checks are cached.
+    # Cache the checks, because consecutive calls of a program usually have outputs of the same shapes.
     check = _check_outputs if len(heads) <= _KEPT_OUTPUTS else _check_outputs.__wrapped__
     check(heads, None if names is None else tuple(names), most)
     if done.HasField("placement"):

@@ -16,7 +16,8 @@ from hil.controller.devices.agent_client import answers
 from hil.protocol.bounded_message import parse_message
 from hil.protocol.data_connection import DATA, MESSAGE, ConnectionBroken, RpcMethod, may_go_on
 
-# Replies that arrive before the end of sending acknowledge blobs. Reject more or larger replies to bound memory.
+# Limits for replies that arrive while hil is still sending. Such replies acknowledge blobs, so they are few and small.
+# The limits bound the memory.
 _MAX_EARLY_BYTES, _MAX_EARLY_MESSAGE = 16 << 20, 1 << 16
 _MESSAGE_OVERHEAD = 256  # memory overhead of a message beyond the payload
 
@@ -45,7 +46,7 @@ class CallStream(Protocol):
         """Close the sending side."""
 
     def is_readable(self) -> bool:
-        """Return whether a frame has arrived. An agent that stops reading sends the reason before the transfer ends."""
+        """Return whether a frame has arrived. An agent that stops reading sends the reason during the transfer."""
 
     def begin(self) -> tuple[int, int] | None:
         """Wait for the next frame. Return its kind and size, or None at the end. Read the content next."""
@@ -116,7 +117,8 @@ class Call:
             if kind == DATA and 0 < size <= view.nbytes:
                 self.stream.content_into(view[:size])
                 return size
-            # Other agents may encode data in a way that the transport does not recognise.
+            # Agents of other versions may encode data in a form that the transport does not recognize, so parse the
+            # message.
             data = getattr(self._parse(size, self._limit), "data", b"") if kind == MESSAGE else b""
         except ConnectionBroken as error:
             raise _broke(error) from error

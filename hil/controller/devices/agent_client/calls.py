@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.agent_client.grpc_stream import GrpcChannel
 
 
-# How long an agent may take to accept a call. A longer silence on an open connection means that it hangs.
+# Timeout in seconds for an agent to accept a call. If the connection is open and silent for longer, the agent hangs.
 OPEN_S = 15.0
 
 
@@ -66,7 +66,7 @@ class AgentCalls:
             call.cancel()
 
     def is_answered(self, within_s: float) -> bool:
-        """Return whether an agent accepts calls. A busy agent does; a hanging agent does not."""
+        """Return whether an agent accepts calls. A busy agent accepts calls; a hanging agent does not."""
         try:
             if stream := self._over_data("Clock", "", within_s):
                 stream.cancel()

@@ -35,9 +35,9 @@ from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
 _CALL_S = 60.0
-# Added to a request's timeout for the response. After that, hil considers the agent lost.
+# Seconds to wait for the response after a request's timeout. After this time, hil considers the agent lost.
 _GRACE_S = 15.0
-# Slowest supported disk of a board.
+# Write speed of the slowest supported disk of a board.
 _SLOWEST_DISK_BYTES_S = 2_000_000
 _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
@@ -74,7 +74,7 @@ class AgentClient(AgentConnection, BoardClient):
         """
 
         sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
-        # A send blocks until the board's disk has written the earlier chunks.
+        # Allow time for the disk: a send blocks until the board has written the earlier chunks.
         stall_s = STALL_S + sum(sizes.values()) / _SLOWEST_DISK_BYTES_S
 
         with self._seam():
@@ -163,7 +163,10 @@ class AgentClient(AgentConnection, BoardClient):
         most_bytes: int | None = None,
         steps: StepsPlan | None = None,
     ) -> Invocation:
-        """Run a program and fetch the last outputs. Large outputs are written ``into`` matching arrays, by name."""
+        """Run a program and fetch the last outputs.
+
+        Large outputs are written to the arrays in ``into`` with the same name.
+        """
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
@@ -180,9 +183,9 @@ class AgentClient(AgentConnection, BoardClient):
     def _recalled(
         self, program_id: str, repetition: Repetition, names: Sequence[str] | None, most_bytes: int | None = None
     ) -> Repetition:
-        """Fetch the outputs of distinct answers that the board retains and that were not fetched yet.
+        """Fetch outputs of differing runs that the board has stored and that were not fetched yet.
 
-        All answers together have the size limit of a single call. Further answers are not fetched.
+        All fetched outputs together have the size limit of a single call. Outputs beyond the limit are not fetched.
         """
         sizes = [_count_bytes(answer) for answer in repetition.answers]
         left = answers.most_bytes() - sum(sizes)

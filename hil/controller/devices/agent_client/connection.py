@@ -27,10 +27,10 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 TTL_S = 15.0
 _CONNECT_S = 10.0
-# A live agent may take longer to describe itself: it imports the runtimes first.
+# Timeout in seconds for the description of a busy agent. The agent may still be importing the runtimes.
 _ANSWER_S = 60.0
 _WHOLE_S = 10.0
-# How long a busy agent takes to accept a call.
+# Timeout in seconds for a busy agent to accept a call.
 _PRESENCE_S = 2.0
 _LOOK_S = 5.0
 # gRPC's text for a call that a busy server refused: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
@@ -150,7 +150,9 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Reserve the device unless this client already holds the device: a client may be handed over with a session.
+        """Reserve the device.
+
+        Does nothing if this client already has a session, because a client can be passed on with a session.
 
         Returns the session's fence. ``on_wait`` receives the current holder while waiting. Raises BoardBusy after
         ``wait_s`` seconds.
@@ -188,7 +190,7 @@ class AgentConnection:
         self._calls.close()
 
     def _heard(self) -> None:
-        """Note a sign of life on another stream. Replies on the session's stream may be delayed behind bulk data."""
+        """Record data on another stream as a sign of life. Bulk data may delay replies on the session's stream."""
         if self._hold:
             self._hold.heard()
 
@@ -261,7 +263,7 @@ class AgentConnection:
         """Translate a failed call to a hil error. Uses the remote side's typed error if present."""
         if found := wire_errors.from_bytes(error.error, among=wire_errors.AGENT_KINDS, whole=self._whole):
             if isinstance(found, errors.UsageError) and not self._target.faults:
-                # hil checked the user's input before, so a usage error from the agent is not the user's error.
+                # hil has already checked the user's input, so a usage error from the agent is not the user's fault.
                 kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
                 found = found.as_kind(kind)
             if isinstance(found, errors.SessionEnded):

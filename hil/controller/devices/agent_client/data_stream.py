@@ -81,12 +81,12 @@ class DataConnections:
 
 
 class DataStream:
-    """Frames of one call on a connection without another open call. Raises the errors of :meth:`DataConnections.open`.
+    """Frames of one call on a connection that carries no other call. Raises the errors of :meth:`DataConnections.open`.
 
     Args:
         called: The method and the tokens.
         open_s: How long the agent may take to accept the call, in seconds.
-        rest: Receives the connection after the call, if the connection can be reused.
+        rest: Called with the connection after the call, if the connection can be reused.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DataStream:
 
     def cancel(self) -> None:
         """Cancel the call and wake threads that wait in it."""
-        # After the call, the connection may already carry the next call.
+        # Do nothing after the end of the call, because the connection may already carry the next call.
         with self._lock:
             if not self._is_over:
                 self._frames.cancel()

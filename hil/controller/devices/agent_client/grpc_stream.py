@@ -45,7 +45,7 @@ class GrpcChannel:
         return GrpcStream(self._callables[method], METHODS[method], metadata=metadata, wait_for_ready=waits)
 
     def is_answered(self, within_s: float) -> bool:
-        """Return whether an agent accepts connections. A busy agent does; a hanging agent does not."""
+        """Return whether an agent accepts connections. A busy agent accepts connections; a hanging agent does not."""
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(within_s)
@@ -137,7 +137,7 @@ class GrpcStream:
             try:
                 return requests.put(request, timeout=_LOOK_S)
             except queue.Full:
-                # The queue stays full after the call has ended. The replies then contain the reason.
+                # If the call has ended, the queue stays full. Stop sending; the replies contain the reason.
                 if not self._call.is_active():
                     raise ConnectionBroken("the call ended before the upload finished") from None
 
@@ -151,7 +151,8 @@ def agent_channel(target: AgentEndpoint) -> grpc.Channel:
     if target.token:
         hint = "set the agent's certificate authority in the board's config: [connection] ca"
         check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
-    # With a shared pool, a new client would reuse the failing connection of an older client to the same address.
+    # Do not share connections: a new client would otherwise reuse the failing connection of an older client to the same
+    # address.
     options = [
         *grpc_calls.GRPC_OPTIONS,
         ("grpc.enable_http_proxy", 0),

@@ -7,7 +7,8 @@ hangs. Ctrl-C therefore cancels the call, and KeyboardInterrupt is raised after 
 
 from __future__ import annotations
 
-# Functions of signal convert handlers to enums and use exceptions for it. typeshed does not know _signal.
+# The functions in ``signal`` convert handlers to enums, with exceptions inside, so use the C module. typeshed does not
+# know ``_signal``.
 import _signal  # type: ignore[import-not-found]
 import _thread
 import queue
@@ -23,9 +24,9 @@ import grpc
 from hil.protocol import grpc_calls
 
 _LOOK_S = 0.2
-# A reply in transit at the end of the call arrives within this time.
+# Time in seconds for a reply in transit to arrive after the end of the call.
 _LOST_S = 2.0
-# Maximum number of queued replies. gRPC's flow control holds back the rest.
+# Maximum number of queued replies. gRPC's flow control delays further replies.
 _AHEAD = 2
 
 
@@ -33,7 +34,7 @@ class ChannelClosed(grpc.RpcError):
     """A call was made on a channel that this process has closed. gRPC itself raises ValueError."""
 
     def code(self) -> grpc.StatusCode:
-        """Return the status of a call that never left."""
+        """Return the status for a call that was not sent."""
         return grpc.StatusCode.UNAVAILABLE
 
     def details(self) -> str:
@@ -221,5 +222,5 @@ class _Interrupts:
     def _remember(self, number: int, frame: object) -> None:
         self._came = True
         if self._call is not None:
-            # The main thread may currently hold the call's lock.
+            # Cancel in a new thread, because the interrupted main thread may have the call's lock.
             _thread.start_new_thread(self._call.cancel, ())

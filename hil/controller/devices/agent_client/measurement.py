@@ -12,13 +12,16 @@ from hil.core import clock
 from hil.core.timeline import Sample
 from hil.errors import HilError, ProtocolBroken
 
-# Clock drift is constant for minutes, not for hours.
+# Interval for a clock fit: the drift is constant for minutes, but not for hours.
 _EVEN_NS = 600_000_000_000
 _MOST = 64
 
 
 class BoardClock:
-    """Clock pings of a session. Many pings are thinned: a clock fit needs only some of them."""
+    """Clock pings of a session.
+
+    If there are many pings, half of them are dropped, because a clock fit needs only some.
+    """
 
     def __init__(self) -> None:
         self._pings: list[clock.Ping] = []
@@ -27,7 +30,7 @@ class BoardClock:
         """Add pings. The pings must be newer than all earlier pings."""
         kept = self._pings
         if len(kept) > _MOST:
-            # Retain the ping with the shorter round trip of each pair, as it is more accurate.
+            # Keep the ping with the shorter round trip of each pair, because it is more accurate.
             pairs = (kept[at : at + 2] for at in range(0, len(kept), 2))
             kept = [min(pair, key=lambda ping: ping.round_trip_ns) for pair in pairs]
         self._pings = [*kept, *pings]
@@ -47,7 +50,7 @@ class BoardClock:
         return clock.fit([ping for ping in self._pings if ping.sent_ns >= first], until_ns)
 
 
-# Above this number of samples, drop every second sample and halve the sampling rate. This covers long runs in bounded
+# Above this number of samples, drop every second sample and halve the sampling rate, so that long runs need limited
 # memory.
 _LOOKS_MOST = 10_000
 _READINGS_MOST, _BYTES_MOST = 1_000_000, 128 << 20

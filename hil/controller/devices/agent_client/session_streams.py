@@ -23,21 +23,23 @@ from hil.core.tensors import Array
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
-# The agent acknowledges keep-alives and reports every second to waiting clients. After this silence it is gone or
-# hangs.
+# After this many silent seconds, the agent has ended or hangs: it acknowledges keep-alives, and reports to waiting
+# clients every second.
 SILENCE_S = 15.0
 _ALIVE_S = 3.75
-# The two streams of a session may report the end in either order.
+# Seconds to wait for the reason on the session's stream, because another stream may report the end of the session
+# first.
 _REASON_S = 1.0
 # Shortest time between two reports of a busy board.
 _REPORT_S = 0.5
-# How long closing a session waits for the agent to process it.
+# Seconds to wait for the agent to process the end of a session.
 _END_S = 2.0
-# After ending a session, the agent ends the calls within this time, each with an error.
+# After the end of a session, the agent ends its calls with an error within this number of seconds.
 _GOODBYE_S = 3.0
 # Time limit for each step of a transfer: a chunk of 1 MiB, or a whole shorter message.
 STALL_S = 60.0
-# Slowest supported link. Bulk data must be faster, because the agent may announce a false size.
+# Slowest supported link in bytes per second, for messages and for bulk data. The limit for bulk data is higher, because
+# an agent may announce a wrong size and then send slowly.
 _SLOWEST_BYTES_S, _SLOWEST_BULK_BYTES_S = 10_000, 1_000_000
 _BULK_BYTES = 64 << 20
 
@@ -99,9 +101,9 @@ class Hold:
         return self._closed.is_set()
 
     def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
-        """Wait for the device, at most ``wait_s`` of the request, and only while the agent responds."""
+        """Wait for the device while the agent responds, at most for the ``wait_s`` of the request."""
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
-        # An agent reports every second. More messages would only flood the terminal.
+        # An agent reports every second. Limit the messages of a faster agent, which would flood the terminal.
         next_report = 0.0
         self._guard.within(SILENCE_S)
         try:
@@ -142,7 +144,7 @@ class Hold:
         self._guard.heard()
 
     def _keep_alive(self, ttl_s: float) -> None:
-        # The listener ends the session after the call has failed.
+        # Ignore errors, because the listener ends the session if the call has failed.
         with contextlib.suppress(CallFailed, errors.ProtocolBroken):
             while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
                 with self._sending:
@@ -166,7 +168,7 @@ class Hold:
         self._closing.set()
         self._guard.close()
         self._closed.set()
-        # An agent that does not read may block the sending thread.
+        # Wait only for a limited time, because an agent that does not read may block the sending thread.
         if self._sending.acquire(timeout=_END_S):
             ending = Guard(self._call.cancel)
             ending.within(_END_S)
@@ -186,7 +188,7 @@ class InvokeStream:
         heard: Called on every sign of life.
 
     Attributes:
-        fallback: Same as in :class:`AgentCalls`, for this call.
+        fallback: ``fallback`` of :class:`AgentCalls` for this call.
     """
 
     def __init__(self, call: Call, heard: Callable[[], None]) -> None:
@@ -268,7 +270,7 @@ class InvokeStream:
         self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
 
     def _answer(self) -> Any:
-        """Return the next message, which is required."""
+        """Return the next message. Raises ProtocolBroken at the end of the stream."""
         if (message := self._call.receive()) is None:
             raise errors.BoardLost("the board ended the call without a response")
         return message

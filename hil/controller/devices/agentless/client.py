@@ -45,7 +45,8 @@ from hil.formats.iree_command import PROFILE_FILE, PROFILE_TOOL, TIMES_FILE
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-# Values that a command never measures, and the value that it measures only with IREE's timing tool.
+# Values that are not measured on a board without an agent. Commands other than IREE's do not measure the device time
+# either.
 NOT_MEASURED = ("peak memory", "clock")
 DEVICE_TIME = "device time"
 _DEFAULT_DEVICES = {"iree": "local-task"}
@@ -81,7 +82,7 @@ class CommandClient(BoardClient):
         self.store = BoardStore(shell)
         self._config = choice.config
         self._command = command = choice.config.command
-        # Name, version if known, and unmeasured values. Commands other than IREE's do not measure device time.
+        # Description of the command: name, version if known, and values that it does not measure.
         self._title = command.program or Path(command.file).name or iree_command.RUN_TOOL
         self._version = version(PACKAGE) if command.is_ours else command.version
         self._not_measured = NOT_MEASURED if command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
@@ -101,7 +102,7 @@ class CommandClient(BoardClient):
         self._isolated.close()
 
     def close_session(self) -> None:
-        """Do nothing: a command reserves the board only while it runs."""
+        """Do nothing, because a board without an agent is reserved only while a command runs."""
 
     # ---- the board
 
@@ -132,7 +133,7 @@ class CommandClient(BoardClient):
         }
 
     def notice(self) -> str:
-        """Return which command runs the programs, and what it does not measure."""
+        """Return a note about the command that runs the programs, and the values that it does not measure."""
         *first, last = self._not_measured
         return (
             f"no agent on {self._board}: using the command {posixpath.basename(self._title)} to run programs; "
@@ -237,7 +238,7 @@ class CommandClient(BoardClient):
         return self.store.find(self._command.program) if self._command.program else ""
 
     def unload(self, program_id: str) -> None:
-        """Forget a program. The board needs no action, since a command leaves nothing running."""
+        """Forget a program. The board needs no action, since no process remains after a command."""
         self._programs.pop(program_id, None)
 
     def logs(self, program_id: str = "") -> list[str]:
@@ -258,8 +259,9 @@ class CommandClient(BoardClient):
     ) -> Invocation:
         """Run and time a program on the board. No command is ever retried.
 
-        One command computes the outputs. If the board has IREE's timing tool, that tool then runs the warm-ups and
-        iterations. Otherwise each warm-up and each iteration is a separate command, and the device time is unknown.
+        The first command computes the outputs. If the board has IREE's timing tool, a second command with this tool
+        runs the warm-ups and iterations. Otherwise each warm-up and each iteration is a separate command, and the
+        device time is unknown.
 
         ``timeout`` is rounded up to whole seconds on the board. Each output is limited by the size of its
         spec; ``most_bytes`` is ignored.
@@ -300,7 +302,7 @@ class CommandClient(BoardClient):
         takes_device = any("{device}" in flag for flag in command.flags)
         if program.device and not takes_device:
             notes.append(f"device {program.device} is not passed to the command: [runtime] flags has no {{device}}")
-        # The tool reports durations, not start times.
+        # The tool reports durations but no start times, so place the runs one after the other.
         ends = list(accumulate(times[warmup:]))
         lacking = self._not_measured
         return Invocation(
@@ -420,7 +422,8 @@ class CommandClient(BoardClient):
             late.detail = err[-DETAIL:]
             raise late
         if ended.code:
-            # The profiling tool does not report progress. The program has run before, so it can be loaded.
+            # The profiling tool does not report whether the program was loaded. The program has run before, so loading
+            # works.
             raise scripts.failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
         if len(ended.sizes) != len(files):
             raise errors.BoardError("the board's shell did not report a file's size", detail=err[-DETAIL:])
@@ -431,7 +434,7 @@ class CommandClient(BoardClient):
     ) -> tuple[list[int], str]:
         """Return the duration of each run in nanoseconds, or the reason why timing failed.
 
-        Timing errors keep the outputs.
+        A timing error does not discard the outputs.
         """
         try:
             _, (size,) = self._once(program, argv, [TIMES_FILE], run, timeout, left)

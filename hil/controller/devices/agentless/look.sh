@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# Functions for probe.sh: print a part's title, and FILE:VALUE for all state that may change during a run.
+# Functions for probe.sh. `part` prints the title of a part. `readings` prints FILE:VALUE for all state that may change
+# during a run.
 part() { printf '\nhil-command %s\n' "$1"; }
 readings() (
   cd /sys/devices/system/cpu 2>/dev/null &&

@@ -25,7 +25,7 @@ fi
 start() {
   while [ "$1" != -- ]; do shift; done
   shift
-  # Where memory runs out Linux kills the program first, not the board's services; it is 500 with an agent, too.
+  # If memory runs out, Linux kills the program before the board's services. An agent also uses the value 500.
   { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
   if command -v setsid >/dev/null 2>&1; then exec setsid "$@"; fi
   exec "$@"

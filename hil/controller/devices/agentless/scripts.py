@@ -36,7 +36,7 @@ _NO_FOLDER = 73
 _MEMORY = re.compile(r"^MemTotal:\s*([0-9]{1,15}) kB", re.M)
 _CORE = re.compile(r"^processor\s*:", re.M)
 _CANNOT_START = (126, 127)
-# Shells report signal N as 128 + N. A program that exits with -1 has code 255, which is not a signal.
+# Exit codes for signals: shells report signal N as 128 + N. The code 255 is not a signal but the exit code -1.
 _SIGNALS = range(129, 129 + 64)
 DETAIL = 4000
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
@@ -46,8 +46,8 @@ _CALL_S, _CHECK_S = 60.0, 120.0
 # Remove programs that were unused for a month. On a full disk, remove those unused for an hour, then for 5 minutes.
 _PRUNE_MINUTES, _FULL_PRUNE_MINUTES = 30 * 24 * 60, (60, 5)
 _SPARE_BYTES, _INPUTS_SPARE_BYTES = 1 << 20, 1 << 16
-# Extra time for the board's response before the board is considered lost. The script counts seconds by sleeping, which
-# is late on slow boards: by 7 % under emulation.
+# Extra seconds to wait for the response before the board is considered lost, and a factor for slow boards. The script
+# counts seconds with ``sleep``, which takes longer on slow boards (7 % longer under emulation).
 _GRACE_S, _SLOW = 15.0, 1.25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # iree-run-module and its forks print this after loading the program and reading inputs.
@@ -270,7 +270,7 @@ def _unwritable(folder: str, error: errors.BoardError) -> errors.BoardUnfit:
 
 
 def parts(text: str) -> dict[str, str]:
-    """Split a script's output into parts: title -> text."""
+    """Split the output of a script into parts, and return title -> text."""
     pieces = re.split(r"^hil-command (\w+)\n", text, flags=re.M)
     return {name: body.strip("\n") for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
 
@@ -295,7 +295,7 @@ class CommandEnd:
     # run's directory was removed).
     how: str
     code: int  # exit code; 128 + N for signal N
-    waited_s: int  # time spent waiting for another run
+    waited_s: int  # time in seconds spent waiting for another run
     sizes: tuple[int | None, ...]  # size of each output file in bytes; None if missing
     out: str  # end of stdout
     # After an OOM kill: the board's total and available memory in bytes.
@@ -416,7 +416,7 @@ def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -
         )
     if ended.memory is not None:
         total, freed = ended.memory
-        # The memory that is free after the kill was available to the program.
+        # The memory that is available after the kill was also available to the program.
         error = out_of_memory(freed, total)
         error.detail = detail
         return error

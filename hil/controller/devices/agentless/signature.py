@@ -1,8 +1,9 @@
 """Signatures of programs, and conversion of tensors to command arguments and files.
 
 hil reads the signature on the host from the program's file, since loading the program would need a device. For the
-format of inputs see :mod:`hil.formats.iree_command`. Outputs are .npy, which stores dtype and shape, if
-iree-run-module supports the dtype, else .bin. Outputs with unknown dtype are .npy, which does not support every dtype.
+format of inputs see :mod:`hil.formats.iree_command`. Outputs are .npy files, which contain dtype and shape, if
+iree-run-module can write the dtype as .npy. Otherwise outputs are .bin files. If the dtype is unknown, hil requests
+.npy files, and the run fails for other dtypes.
 """
 
 from __future__ import annotations
@@ -123,10 +124,10 @@ def _from_npy(spec: TensorSpec, array: Array) -> Array:
         return array
     wanted = dtype_of(spec.dtype)
     if is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
-        # A scalar is returned in the type of the command's ABI, which is at least as wide.
+        # The command returns a scalar in the type of its ABI, which is at least as wide as the wanted type.
         return np.asarray(array.reshape(()).astype(wanted))
     same_bits = array.dtype.itemsize == wanted.itemsize and {array.dtype.kind, wanted.kind} == {"i", "u"}
-    # Elements of signless types are written as signed; the function's spec has the actual sign.
+    # The command writes types without a sign as signed types. The spec contains the actual type.
     return array.view(wanted) if same_bits else array
 
 

@@ -1,4 +1,4 @@
-"""Open a board through an agent, or with shell commands. Reconnect to lost boards."""
+"""Open a board with an agent, or without one over shell commands. Reconnect to lost boards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hil.controller.devices.health import changed
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
-# How long to look for a lost board. A small system reboots in less time, and hil does not know the board's boot time.
+# Seconds to wait for a lost board. hil does not know the board's boot time, but small systems reboot in less time.
 _RECONNECT_S = 20.0
 
 
@@ -53,8 +53,8 @@ def open_board(choice: BoardChoice) -> Board:
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:
     """Reconnect to a lost board. Return None if the board does not respond soon. Add the cause to the error.
 
-    Does not repeat any run. Only boards reached over SSH are reconnected; for other boards the link's error is
-    complete.
+    Does not repeat any run. Only boards over SSH are reconnected. For other boards, the link's error already contains
+    the cause.
     """
     lost.close()
     if lost.shell is None or not isinstance(error, (BoardLost, SessionEnded)):

@@ -1,7 +1,7 @@
 """Resolve the user's board options to a board and a link.
 
-A package adds a link kind under the entry-point group ``hil.links``. The name is the address prefix without the
-colon, the value a function ``(address, config) -> Link``.
+A package adds a link kind under the entry-point group ``hil.links``. The name of the entry point is the address prefix
+without the colon. The value is a function ``(address, config) -> Link``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def open_link(choice: BoardChoice) -> Link:
     check_faults(choice, choice.faults)
     if choice.connect is not None:
         return Link(AgentEndpoint(choice.target), connect=choice.connect)
-    # AGENT_KIND reports the error in an invalid address.
+    # If no kind matches, AGENT_KIND reports that the address is invalid.
     return (kind or AGENT_KIND).connect(choice)
 
 
@@ -98,9 +98,9 @@ def choose(
     Args:
         board: A board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
             ``HOST:PORT``, ``farm:SELECTOR``). "" without ``hw_type`` means the value of ``HIL_BOARD``.
-        hw_type: Hardware type. With an address, the type selects the config (default: ``generic``). Without an
-            address, the type selects the simulator (default: ``sim``). For a farm, the type limits the selection.
-        identity, known_hosts, accept_new_host_key: SSH settings that override the config.
+        hw_type: Hardware type. With an address, the type selects the config (default: ``generic``). Without an address,
+            the type selects the simulator (default: ``sim``). For a farm, only boards of this type match. identity,
+            known_hosts, accept_new_host_key: SSH settings that override the config.
 
     Raises:
         UsageError: The board or type does not exist, or they do not match.
@@ -108,7 +108,8 @@ def choose(
     board = board or named_board(hw_type)
     of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
     try:
-        # A relative path in an environment variable depends on the current directory, so it is not a typed path.
+        # A relative path in an environment variable depends on the current directory, so do not trust it like a path
+        # that the user typed.
         choice = _chosen(board, hw_type, typed=not of_variable or Path(board).is_absolute())
     except UsageError as error:
         if of_variable:
@@ -149,7 +150,10 @@ def named_board(hw_type: str) -> str:
 
 
 def _of_farm(board: str, hw_type: str, config: BoardConfig) -> BoardChoice:
-    """Return the choice for a board of a provider. Before the loan, only the requested type is known."""
+    """Return the choice for a board of a provider.
+
+    Before the provider lends a board, only the requested type is known.
+    """
     prefix, _, selector = board.partition(":")
     selector = selector.strip()
     if hw_type:

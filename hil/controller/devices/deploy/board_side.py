@@ -1,13 +1,12 @@
 """Install and start an agent. This script runs on the board from stdin, with the standard library only.
 
-One JSON line with the order follows the script on stdin, then the packages of the order, each a gzipped tar. The script
-prints one JSON line to stdout with a ``status``:
+After the script, stdin contains the order as one JSON line, and then the packages of the order, each as a gzipped tar.
+The script prints one JSON line to stdout with a ``status``:
 
-``ok``       the agent of this build runs and accepts connections
-``locked``   a deploy is already in progress; packages were not read
-``missing``  a package is neither installed nor sent, or the directory was removed meanwhile
-``busy``     an agent of a different build runs and the device is in use; it exits after that session
-``failed``   with ``why`` and ``errno``, and the end of the ``log`` of an agent that did not start
+``ok`` the agent of this build runs and accepts connections ``locked`` a deploy is already in progress; packages were
+not read ``missing`` a package is neither installed nor sent, or the directory was removed meanwhile ``busy`` an agent
+of a different build runs and its device is in use; the agent exits after the session ``failed`` with ``why`` and
+``errno``; if the agent did not start, also with the end of its ``log``
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-# Timeout for the next byte. Afterwards the sender is considered lost, and this process must release the lock.
+# Timeout in seconds for the next byte. After this time, the sender is considered lost, and this process exits to
+# release the lock.
 STALL_S = 30
 LEAVE_S = 3.0
 START_S = 90.0
@@ -59,7 +59,7 @@ class Frame:
 
     def read(self, size: int = _PIECE) -> bytes:
         """Read at most ``size`` bytes; b"" at the frame's end."""
-        # Limit only the read: later writes to a slow card may take long.
+        # Limit only the time of the read, because writes to a slow memory card may take long.
         signal.alarm(STALL_S)
         data = self._stream.read1(min(size, self._left))
         signal.alarm(0)
@@ -118,7 +118,7 @@ class BoardDirectory:
     def accepts(self) -> bool:
         """Return whether a process accepts connections on the socket."""
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)  # a hanging agent with a full backlog would block connect()
+            probe.settimeout(1.0)  # without a timeout, connect() blocks if a hanging agent has a full backlog
             try:
                 probe.connect(str(self.socket))
             except OSError:
@@ -235,7 +235,7 @@ def wait_until_up(place: BoardDirectory, process: subprocess.Popen[bytes] | None
     """Wait until the agent accepts connections. ``process`` is the new agent, or None if it already ran."""
     deadline = time.monotonic() + START_S
     while not place.accepts():
-        # A new process may not show the final command line yet, which running() checks.
+        # Do not use running() for a new process: it checks the command line, which may not be final yet.
         ended = not place.running()[0] if process is None else process.poll() is not None
         if ended or time.monotonic() > deadline:
             log = place.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if place.log.exists() else ""
@@ -254,7 +254,8 @@ def record(place: BoardDirectory, order: dict[str, Any]) -> None:
     place.write(place.agents / order["build"], "".join(f"{key}\t{value}\n" for key, value in facts.items()))
     place.write(place.agents / "current", f"{order['build']}\n")
     agents = [path for path in place.agents.iterdir() if path.name != "current"]
-    # A board without a hardware clock may have had a future time. This agent is the newest regardless of timestamps.
+    # This agent is the newest, regardless of timestamps: a board without a hardware clock may have had a time in the
+    # future.
     agents.sort(key=lambda path: (path.name == order["build"], path.stat().st_mtime_ns), reverse=True)
     needed = set(order["packages"])
     for agent in agents[:2]:

@@ -1,9 +1,10 @@
 # shellcheck shell=sh
-# What hil asks of a board by plain sh, its text coming on stdin: sh -s -- probe|status|stop|clean|reset_fence|logs FOLDER ...
-# Answers are lines: a word, then tab-separated values. See probe.py, which reads them.
+# Actions of hil on a board, as plain sh. hil sends this script on stdin:
+#     sh -s -- probe|status|stop|clean|reset_fence|logs FOLDER ...
+# The script prints lines with a word and tab-separated values. probe.py parses the lines.
 #
-# The last line calls the function that the first argument names. The configured folder may begin with a tilde. dash and
-# busybox have `test -O`.
+# The last line calls the function with the name of the action. The configured directory may begin with a tilde. dash and
+# busybox support `test -O`.
 # shellcheck disable=SC2329,SC2088,SC3067
 umask 077
 LC_ALL=C
@@ -27,7 +28,8 @@ say() { printf '%s\n' "$*"; }
 
 nap() { sleep 0.2 2>/dev/null || sleep 1; }
 
-# Whether the agent that was started last runs: sets pid and build. A number that another process got does not count.
+# running: return whether the last started agent runs, and set pid and build. A PID that another process has now does
+# not count.
 running() {
     pid='' build=''
     { read -r pid build <"$folder/run/agent.pid"; } 2>/dev/null || return 1
@@ -36,7 +38,7 @@ running() {
     return 1
 }
 
-# What is installed: sets has_build, has_recipe, has_runtimes, has_python, has_packages.
+# installed: find the installed agent, and set has_build, has_recipe, has_runtimes, has_python and has_packages.
 installed() {
     has_build='' has_recipe='' has_runtimes='' has_python='' has_packages=''
     { read -r has_build <"$folder/agents/current"; } 2>/dev/null || return 1
@@ -51,7 +53,7 @@ installed() {
     done <"$folder/agents/$has_build"
 }
 
-# Whether what is installed is of this recipe and has these runtimes.
+# serves: return whether the installed agent matches this recipe and has these runtimes.
 serves() {
     [ "$has_recipe" = "$1" ] || return 1
     shift
@@ -106,7 +108,7 @@ if sys.implementation.name != "cpython":
 print("\t".join(["python", version, machine, libc, os.path.realpath(sys.executable), problem]))
 '
 
-# Every Python 3 on the path, each once.
+# pythons: list every Python 3 in PATH, without duplicates.
 pythons() {
     met=' '
     IFS=:
@@ -126,8 +128,9 @@ pythons() {
     unset IFS
 }
 
-# Whether the folder is hil's or can become it, files can be made there and be run. What has no marker is not hil's: a
-# folder of somebody's own must neither be mixed with hil's nor be removed with it.
+# folder_works: return whether hil can use the directory: it is hil's directory, or can become it, and files in it can
+# be written and executed. A directory without the marker belongs to the user, so hil neither writes to it nor removes
+# it.
 folder_works() {
     if [ ! -e "$marker" ]; then
         for name in $ours; do
@@ -149,9 +152,9 @@ folder_works() {
     rm -f "$trial"
 }
 
-# probe FOLDER RECIPE RUNTIME...: enough to know what is missing, and no more than that.
+# probe FOLDER RECIPE RUNTIME...: print only what hil needs to find the missing packages.
 probe() {
-    # What somebody else may write to must never be run: it would run as this login.
+    # Never run files from a directory of another user: they would run with the permissions of this login.
     if [ -e "$folder" ] && [ ! -O "$folder" ]; then
         say "unusable${tab}it belongs to a different user"
         return
@@ -178,7 +181,7 @@ probe() {
     pythons
 }
 
-# status FOLDER
+# status FOLDER: print the state of the installation and of the agent.
 status() {
     if running; then say "up$tab$pid$tab$build"; fi
     if installed; then tell_installed; fi
@@ -190,7 +193,7 @@ status() {
     fi
 }
 
-# Ends the agent: politely, which it does not heed while somebody has the device, or by force.
+# end_agent: end the agent. `polite` has no effect while the device is in use.
 end_agent() {
     if [ "$1" = force ]; then signals='TERM KILL'; else signals=HUP; fi
     for signal in $signals; do
@@ -205,7 +208,7 @@ end_agent() {
     ! running
 }
 
-# stop FOLDER polite|force
+# stop FOLDER polite|force: stop the agent.
 stop() {
     if running; then was=$pid; else was=''; fi
     if ! end_agent "$1"; then
@@ -216,7 +219,7 @@ stop() {
     if [ -n "$was" ]; then say "stopped$tab$was"; fi
 }
 
-# Keeps deploys out until this script ends, where the board has the command for it.
+# lock: prevent deploys up to the end of this script, if the board has the command for it.
 lock() {
     command -v flock >/dev/null 2>&1 && [ -d "$folder/run" ] || return 0
     exec 9>>"$folder/run/deploy.lock" || return 0
@@ -229,8 +232,8 @@ lock() {
     return 1
 }
 
-# clean FOLDER polite|force: what hil made goes (`command` is of boards that are served without an agent), and the folder
-# too unless somebody keeps other things in it.
+# clean FOLDER polite|force: stop the agent, and remove all of hil's files, also those for use without an agent
+# (`command`). Remove the directory if it is then empty.
 clean() {
     [ -d "$folder" ] || return 0
     if ! lock && [ "$1" != force ]; then
@@ -254,7 +257,8 @@ clean() {
     done
 }
 
-# reset_fence FOLDER polite|force: the next agent counts its fences anew; the one that runs knows them, and ends.
+# reset_fence FOLDER polite|force: stop the agent, and remove the fence counter, so that the next agent starts to count
+# again.
 reset_fence() {
     [ -e "$marker" ] || return 0
     if ! lock; then
@@ -265,7 +269,7 @@ reset_fence() {
     why=$(rm -f "$folder/store/fence" 2>&1) || say "left$tab$folder/store/fence$tab$why"
 }
 
-# logs FOLDER LINES
+# logs FOLDER LINES: print the last lines of the agent's log.
 logs() {
     tail -n "$1" "$folder/run/agent.log" 2>/dev/null
     return 0

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 
 _BOARD_SIDE = Path(__file__).with_name("board_side.py")
-# Idle timeout of the agent. The next run restarts it within one or two seconds.
+# Idle timeout of the agent in seconds. The next run restarts the agent within one or two seconds.
 IDLE_EXIT_S = 900
 # Time limit of a push: start time on a slow board plus transfer time on the slowest supported link.
 _BASE_S = 180.0
 # Optional text fields of the response.
 _TEXTS = ("status", "socket", "why", "log")
 _SLOWEST_BYTES_S = 50_000
-# Reads and runs the script, leaving the rest of stdin unread. Short, because small SSH servers limit command lengths.
+# Program that reads and runs the script, and leaves the rest of stdin unread. It is short, because small SSH servers
+# limit the length of commands.
 _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_side.py', 'exec'), {{'__name__': '__main__'}})"
 )
@@ -55,7 +56,7 @@ def install(
 ) -> dict[str, Any]:
     """Send packages to hil's directory on a board and start the agent. Return the board's response (see board_side.py).
 
-    ``say`` receives the progress of a long transfer. OSError means an error of this machine.
+    ``say`` is called with the progress of a long transfer. An OSError is an error of this machine, not of the board.
     """
     script = _BOARD_SIDE.read_bytes()
     order = {
@@ -105,7 +106,7 @@ _NEWEST_PYTHON = (3, 14)
 # Space in addition to the packages: bytecode, the log, and a first program.
 _MARGIN_BYTES = 16 << 20
 _POLL_S = 0.5
-# How long to wait for a concurrent deploy over a slow link, and for a session with a different agent.
+# Status -> maximum wait in seconds, for a concurrent deploy over a slow link or for a session of a different agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _WAITING = {
     "locked": "waiting for a running deploy to this board to finish",
@@ -156,7 +157,7 @@ class AgentRecipe:
         return tuple(sorted(group.name for group in self.runtimes))
 
     def joined(self, others: Sequence[str]) -> AgentRecipe:
-        """Return the recipe plus the board's installed runtimes, so that users do not remove each other's runtimes."""
+        """Return the recipe with the runtimes on the board added, so that users do not remove each other's runtimes."""
         have = {group.name.partition("=")[0] for group in self.runtimes}
         names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
         return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
@@ -182,7 +183,7 @@ def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, 
 
 
 def _put(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
-    # Start time of the wait for each status. Never reset, because two statuses may alternate.
+    # Status -> start time of the wait. The times are never reset, because two statuses may alternate.
     since: dict[str, float] = {}
     pushed_bytes = 0
     status = ""
@@ -260,7 +261,7 @@ def usable_interpreters(seen: Seen) -> list[Interpreter]:
             detail="\n".join(lines),
         )
     here = tuple(sys.version_info[:2])
-    # Prefer this machine's version: its installed packages are known to be published for it.
+    # Prefer this machine's version of Python, because the installed packages are published for this version.
     return sorted(good, key=lambda one: (one.version != here, one.version > _TRIED_PYTHON, -one.version[1]))
 
 

@@ -1,7 +1,7 @@
 """Packages to send to a board: the files of a wheel that an agent needs, or hil's files.
 
 A package's name on the board contains a digest of its content, so an installed package is never sent twice. This module
-also has platform tags, and the errors of boards that cannot run an agent.
+also contains platform tags, and the errors for boards that cannot run an agent.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _LEFT_OUT_ALWAYS = (
     *("*.data/scripts/*", "*.data/headers/*", "*.data/data/*"),
     *("*.dist-info/RECORD", "*.dist-info/sboms/*"),
 )
-# Increment after a change of these rules or of the package format: this rebuilds all packages.
+# Increment this number after a change of these rules or of the package format. All packages are then rebuilt.
 FORMAT = 3
 _BLOCK = 4096
-# gzip's default. A board unpacks it faster than a network transfers it.
+# gzip's default level. A board unpacks such data faster than a network transfers it.
 _LEVEL = 6
 
 
@@ -250,7 +250,7 @@ class NoWheels(NoAgentHere):
     """A required package is not published for the board's platform."""
 
 
-# Oldest glibc with manylinux tags per architecture, and the tags' older names.
+# Minor version of the oldest glibc with manylinux tags per architecture, and older names of tags.
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _NEWER_MACHINES_GLIBC = 17
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -265,7 +265,7 @@ class Interpreter:
     version: tuple[int, int]  # for instance (3, 11)
     machine: str  # target architecture of the build, in the form of ``uname -m``
     libc: str  # ``glibc-2.36`` or ``musl-1.2``; "" if unknown
-    problem: str = ""  # why it cannot be used; "" if it can
+    problem: str = ""  # why the interpreter is unusable; "" if it is usable
 
     @property
     def text(self) -> str:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
 _SCRIPT = Path(__file__).with_name("board_side.sh")
-# A slow board needs long to start five interpreters, or to remove a thousand files from a memory card.
+# Timeout in seconds. A slow board needs long to start five interpreters, or to remove a thousand files from a memory
+# card.
 _ANSWER_S = 120.0
 _KIB = 1024
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -52,7 +53,7 @@ class Seen:
     unusable: str = ""  # why the directory is not writable; "" if it is writable
     noexec: bool = False  # the file system forbids execution
     left: tuple[tuple[str, str], ...] = ()  # (path, reason) of files that clean did not remove
-    busy: int = 0  # PID of an agent that did not exit because the device is in use, or 0
+    busy: int = 0  # PID of an agent that continues because the device is in use, or 0
     stopped: int = 0  # PID of an agent that was stopped, or 0
     deploying: bool = False  # a deploy in progress blocked `clean`
 
@@ -76,8 +77,8 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
     """Run an action on a board: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``. Each is one round trip.
 
     Raises:
-        BoardBusy: The device is in use, so that the agent does not exit, or a deploy is in progress. With ``force``,
-            the action waits neither for the session nor for the deploy.
+        BoardBusy: The agent does not exit because the device is in use, or a deploy is in progress. With ``force``, the
+            action does not wait for either.
         BoardError: The board has no usable sh, printed an invalid response, or could not remove a file.
         BoardLost: The board did not respond.
     """

@@ -38,10 +38,10 @@ _CPU_HINT = (
     "PyPI's torch requires CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds from PyTorch's "
     "installation page"
 )
-# Dependencies of the agent's packages that hil's metadata does not list.
+# Dependencies of the agent's packages that are not in hil's metadata.
 _BESIDES = ("typing-extensions",)
-# Time limits for a hanging pip; pip itself detects dead connections. PyTorch's wheel has 427 MB, IREE's tools about 80
-# MB.
+# Timeouts in seconds for a hanging pip. pip itself detects dead connections. PyTorch's wheel has 427 MB, IREE's tools
+# about 80 MB.
 _FETCH_S, _TOOL_S = 3600.0, 600.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
 _LEAST = re.compile(r">=\s*([0-9.]+)")
@@ -52,8 +52,8 @@ _NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
 
-# Verbose output of pip's search: the searched indexes, and an index that failed to respond. A missing page (404) only
-# means that the index does not have the package.
+# Patterns for the verbose output of pip: the searched indexes, and an index that did not respond. A missing page (404)
+# only means that the index does not have the package.
 _LOOKED = re.compile(r"Looking in indexes: |[1-9]\d* location\(s\) to search")
 _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
@@ -98,7 +98,7 @@ def runtime_group(runtime: str) -> WheelGroup:
     The group is empty for runtimes without known packages, such as a vendor's runtime. These must already be on the
     board.
     """
-    # The runtime's extra specifies the versions. Extras that list the same package agree on the version.
+    # hil's extras specify the versions. All extras with the same package specify the same version.
     allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
     wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
     wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
@@ -155,7 +155,7 @@ def _fetch(
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
         command = module_command("pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "-vv")
-        # Without retries, pip does not report an unreachable index.
+        # Set retries, because pip reports an unreachable index only if it retries.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
         command += [*packages.pip_options(interpreter), *chosen]
         code, printed = _call(command, limit_s, progress)
@@ -266,7 +266,7 @@ def _requirements() -> dict[str, dict[str, str]]:
 
 
 PACKAGE = "iree-base-runtime"
-# Tools to extract from it together, so that a cached tool implies that the others are cached too.
+# Tools to extract together from IREE's package, so that either all of them are cached or none.
 _TOOLS = (RUN_TOOL, PROFILE_TOOL)
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 # Assumed C library of a board that does not report it. A wrong guess fails when the program starts.

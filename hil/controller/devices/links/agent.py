@@ -52,7 +52,7 @@ def connect(address: str, config: BoardConfig) -> Link:
 def _check(address: str, board: str) -> None:
     """Fail at once if the address is not in use. gRPC would retry until a timeout."""
     try:
-        # A busy or remote server may take longer than the probe.
+        # Ignore a timeout of the probe, because a busy or remote server may need more time.
         with contextlib.suppress(TimeoutError, BlockingIOError):
             probe(address)
     except (OSError, UnicodeError) as error:

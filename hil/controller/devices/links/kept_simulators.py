@@ -1,8 +1,8 @@
 """Simulators that keep running after the command that started them, so that the next command starts faster.
 
-A simulator is reused only for the same user, board config, hil code, packages, environment and limits. It serves one
-command at a time; the command locks the simulator's directory. Concurrent commands use or start other simulators. After
-an idle timeout the simulator takes the lock and exits, so that no command can start using it.
+A simulator is reused only for the same user, board config, hil code, packages, environment and limits. A simulator
+serves one command at a time, which locks the simulator's directory. Concurrent commands use or start other simulators.
+After an idle timeout, the simulator first takes the lock, so that no command can use it, and then exits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Loan:
     begins: int  # byte offset in the log at which this loan begins
 
     def printed(self) -> str:
-        """Return the simulator's output since this loan began, after earlier lines that explain a missing sandbox."""
+        """Return the simulator's output since the start of this loan, after earlier lines about a missing sandbox."""
         printed = read_file(simulator_process.log_of(self.folder))
         before = [line for line in printed[: self.begins].splitlines() if line.startswith(b"not sandboxed: ")]
         return b"\n".join([*before, printed[self.begins :]]).decode(errors="replace")
@@ -70,7 +70,7 @@ def borrow(config: BoardConfig) -> Loan | None:
     Raises:
         BoardUnreachable: The simulator does not start.
     """
-    # A relative path would resolve to another directory in the simulator.
+    # Do not reuse simulators with a relative path, which the simulator would resolve to another directory.
     paths = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if sys.platform != "linux" or not all(path.is_absolute() for path in paths):
         return None
@@ -98,7 +98,7 @@ def _start(config: BoardConfig, folder: Path) -> None:
     process = simulator_process.start(
         config, folder, "--idle-exit", str(KEPT_S), "--kept", stdin=subprocess.DEVNULL, cwd=folder
     )
-    process.returncode = 0  # it outlives this process: suppress Popen's wait and warning
+    process.returncode = 0  # the simulator outlives this process, so suppress Popen's wait and warning
 
 
 def _lock(folder: Path) -> int | None:
@@ -134,7 +134,7 @@ def _answers(folder: Path) -> bool:
 
 
 def _sweep(base: Path, mine: Path) -> None:
-    """Remove directories of crashed simulators. ``mine``, which this process has locked, is only emptied."""
+    """Remove directories of crashed simulators. This process has locked ``mine``, which is emptied but not removed."""
     for folder in base.iterdir():
         if folder == mine:
             for left in folder.iterdir():

@@ -1,8 +1,8 @@
 """Links to boards, link kinds, and the interface of board providers.
 
 A board provider, such as a lab farm, registers a :class:`BoardProvider` under the entry-point group
-``hil.board_providers``. The name is the prefix of its addresses without the colon. The provider parses the selector
-after the colon.
+``hil.board_providers``. The name of the entry point is the prefix of the provider's addresses, without the colon. The
+provider parses the selector after the colon.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ class Link:
 
     target: AgentEndpoint
     close: Callable[[], None] = field(default=lambda: None)
-    # Return the output of the remote process so far, for an error's detail.
+    # Return the output of the remote process so far, for details of errors.
     log: Callable[[], str] = field(default=lambda: "")
-    renew: Callable[[], AgentEndpoint] | None = (
-        None  # reconnects after a break and returns the new target; None if not supported
-    )
+    renew: Callable[[], AgentEndpoint] | None = None  # reconnects and returns the new target; None if not supported
     shell: Shell | None = None
     pushed_bytes: int = 0  # bytes that the link sent to install an agent on the board
     build: str = ""  # build of the agent that the link installed or found, as in Describe; "" accepts any
     config: BoardConfig | None = None  # the board's config, if the provider selects the board
     # Return why the lease ended, or "" if unknown. Called after a failure.
     over: Callable[[], str] = field(default=lambda: "")
-    # Make the client for a board without an agent; the argument is the board's name for errors. None: use an agent at
-    # the target.
+    # Return the client for a board without an agent. The argument is the board's name for errors. None: use the agent
+    # at the target.
     connect: Callable[[str], BoardClient] | None = None
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the boards of a link kind offer and need, known before connecting. Clients behave accordingly."""
+    """Features and requirements of the boards of a link kind, known before connecting."""
 
     sessions: bool = True  # a client reserves the board; False: each run waits until the board is free
     clock: bool = True  # the board's clock can be pinged
@@ -71,7 +69,7 @@ class LinkKind:
 
 
 class BoardLoan(Protocol):
-    """Request for a board: queued first, then lent until it is returned."""
+    """Request for a board. It waits in a queue first; then the board is lent to the client up to :meth:`close`."""
 
     @property
     def name(self) -> str:
@@ -91,7 +89,7 @@ class BoardLoan(Protocol):
         """Return the position in the queue as text, or "" while the position is unknown."""
 
     def ended(self, seconds: float) -> str:
-        """Return why the loan ended although this client did not return the board, or "" if it has not ended.
+        """Return why the provider ended the loan, or "" if the loan has not ended.
 
         Waits up to ``seconds`` for the end.
         """
@@ -108,7 +106,7 @@ class BoardProvider(Protocol):
 
         Raises:
             UsageError: No provider is configured, or the selector is invalid.
-            NoSuchBoard: None of the boards can ever match.
+            NoSuchBoard: No board can ever match.
             BoardBusy: No board was free in time.
         """
 

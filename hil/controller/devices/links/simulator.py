@@ -23,8 +23,8 @@ _END_S = 10.0
 def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextSink = lambda text: None) -> Link:
     """Open a link to a simulator for a board config. Reuse a running simulator or start one.
 
-    Simulators with faults are not reused, since faults count their occurrences. Nor are simulators while a package
-    registers a runtime, whose files may change.
+    Simulators with faults are not reused, since a simulator counts the occurrences of a fault. While a package
+    registers a runtime, simulators are not reused either, since the runtime's files may change.
 
     Raises:
         BoardUnreachable: The simulator does not start in time.

@@ -12,10 +12,10 @@ from hil.core.files import read_end
 from hil.core.processes import module_command
 from hil.errors import BoardUnfit, BoardUnreachable, StorageError, UsageError
 
-# A start takes a second, and on a busy machine a minute.
+# Timeout in seconds. A start takes a second, but on a busy machine up to a minute.
 _START_S = 90.0
 _LOOK_S = 0.01
-# Exit code -> error type. A simulator uses this machine's disk, so disk errors are StorageError.
+# Exit code -> error type. A simulator uses this machine's disk, so a disk error becomes a StorageError.
 _REFUSALS: dict[int | None, type[UsageError]] = {UsageError.exit_code: UsageError, BoardUnfit.exit_code: StorageError}
 
 

@@ -1,9 +1,10 @@
 """Relay to the agent's socket, for boards with an sshd that does not forward Unix sockets.
 
-The board runs this source from stdin with the standard library only. One JSON line with the order follows the source.
-Without a ``token``, the relay carries one connection over stdin and stdout, after a ``ready`` line on stdout. With a
-token, the relay listens on a loopback port until stdin ends, and prints the port as the first line. Each connection to
-this port must begin with the token, which must not appear on a command line.
+The board runs this source from stdin, with the standard library only. After the source, stdin contains the order as one
+JSON line. Without a ``token``, the relay carries one connection over stdin and stdout, after a ``ready`` line on
+stdout. With a token, the relay listens on a loopback port until stdin ends, and prints the port as the first line. Each
+connection to this port must begin with the token. The token is part of the order, because other users can read command
+lines.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
             try:
                 near, _ = listener.accept()
             except OSError:
-                # For instance, all file descriptors are in use. Retry.
+                # Retry: for example, all file descriptors may be in use.
                 time.sleep(AGAIN_S)
                 continue
             threading.Thread(target=serve, args=(near,), daemon=True).start()

@@ -41,7 +41,7 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
     for name, file in absolute.items():
         _check_file(name, Path(file), board)
     settings = replace(connection, **absolute)
-    # A restarting or overloaded server refuses connections.
+    # Retry, because a restarting or overloaded server refuses connections for a while.
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(TurnedAway),
         stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(timeout),
@@ -64,7 +64,7 @@ def look_up(address: str) -> SshDestination:
 
 
 def _check_file(name: str, path: Path, board: str) -> None:
-    """Refuse a device, a pipe or a large file, which ssh reads without a limit. Raises UsageError.
+    """Raise UsageError for a device, a pipe or a large file, which ssh would read without a limit.
 
     A missing file is valid: ``--accept-new-host-key`` creates known_hosts, and an ssh agent may have the key.
     """

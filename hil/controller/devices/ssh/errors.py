@@ -16,7 +16,7 @@ class TurnedAway(BoardUnreachable):
 
 
 class LoginSlow(BoardUnreachable):
-    """The server or a jump host was silent for longer than ssh waits, for instance while checking the login."""
+    """The server or a jump host was silent for longer than ssh's timeout, for example while it checked the login."""
 
 
 class HostKeyRefused(BoardRefused):

@@ -49,7 +49,7 @@ class Questions:
             command = shlex.join([sys.executable, "-I", "-S", "-B", askpass.__file__])
             program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             program.chmod(0o700)
-            # Before OpenSSH 8.4, an ssh without a terminal prompts only if DISPLAY is set.
+            # Before OpenSSH 8.4, ssh without a terminal calls this program only if DISPLAY is set.
             display = os.environ.get("DISPLAY") or ":0"
             self.environment |= {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": display}
 

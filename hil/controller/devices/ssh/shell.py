@@ -27,7 +27,7 @@ MOST_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
 _LONGEST_GREETING = 1 << 20
-# A slow login shell runs start-up files first.
+# Timeout in seconds for the start of a shell. A login shell runs start-up files first, which may be slow.
 SHELL_START_S = 20.0
 _AGAIN_S = 0.02
 
@@ -88,7 +88,7 @@ def execute(
 def open_session(transport: Transport, timeout: float) -> CommandSession:
     """Start a POSIX shell that reads its script from stdin, so that the login shell never parses hil's scripts.
 
-    Retries if the server refuses another session (MaxSessions), until open sessions end. Raises SessionRefused,
+    If the server refuses another session (MaxSessions), retry while other sessions are open. Raises SessionRefused,
     EOFError, TimeoutError or OSError.
     """
     deadline = time.monotonic() + timeout
@@ -104,9 +104,9 @@ def open_session(transport: Transport, timeout: float) -> CommandSession:
 def begin(session: CommandSession, line: str, left: Callable[[], float | None]) -> Iterator[bytes]:
     """Run a line in a shell, and wait until it starts. Return an iterator over stdout.
 
-    Drops output of the login itself, such as from .bashrc. The caller may write to stdin only after this call: a shell
-    reads ahead and would execute the data. ``left`` returns the seconds that the next piece may take; None means no
-    limit. The start is limited to ``SHELL_START_S`` as well.
+    Drops output of the login itself, such as from .bashrc. The caller may write to stdin only after this call, because
+    a shell reads ahead and would execute the data. ``left`` returns the seconds that the next piece may take; None
+    means no limit. The start is limited to ``SHELL_START_S`` as well.
 
     Raises CommandReplaced, and the errors of :func:`execute`.
     """
@@ -152,8 +152,8 @@ def _read_errors(session: CommandSession, kept: bytearray) -> None:
 
 
 def _feed(session: CommandSession, source: IO[bytes], progress: Progress | None) -> None:
-    # A command that exits early closes stdin; the exit code shows the result. The source may also be closed by
-    # then, which raises ValueError.
+    # Ignore errors: a command that exits early closes stdin, and its exit code shows the result. The source may also be
+    # closed, which raises ValueError.
     with contextlib.suppress(OSError, EOFError, ValueError):
         while piece := source.read(_PIECE):
             session.sendall(piece)
@@ -317,7 +317,7 @@ class Shell:
         except CommandReplaced as error:
             raise self._replaced(error) from error
         except (EOFError, OSError) as error:
-            # Sessions see the end of a link before the transport does.
+            # A session detects the end of a link before the transport does, so wait a moment for the transport.
             within_s = 0.0 if isinstance(error, (TooMuch, SessionRefused, _CommandFailed)) else _END_S
             if isinstance(error, TimeoutError) or self.transport.has_ended(within_s):
                 raise BoardLost(f"the connection to {self.address} broke during {what}", board=self.board) from error
@@ -349,6 +349,6 @@ def _line_for_any_shell(argv: Sequence[str]) -> str:
     line = shlex.join(argv)
     if not _READ_OTHERWISE & set(line):
         return line
-    # Encode every byte that any shell might interpret as an octal escape.
+    # Replace every byte that a shell might interpret by an octal escape.
     safe = "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\0{byte:03o}" for byte in line.encode())
     return f"sh -c 'eval \"$(printf %b \"$1\")\"' sh '{safe}'"

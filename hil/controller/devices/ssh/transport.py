@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# A link is considered lost after 12 s without data. It survives an interruption of 5 s.
+# A link is considered lost after 12 s without data, so an interruption of 5 s has no effect.
 ALIVE_INTERVAL_S = 3
 ALIVE_COUNT = 4
-# The same limit applies to ssh's wait for a login. Use this count for servers that check logins slowly.
+# ssh applies the same limit while it waits for a login. Use this higher count for servers that check logins slowly.
 SLOW_LOGIN_ALIVE_COUNT = 40
 # Connect timeout if a jump host or proxy checks logins slowly.
 SLOW_LOGIN_CONNECT_S = 60.0
@@ -34,7 +34,7 @@ class SessionRefused(OSError):
 
 
 class CommandReplaced(OSError):
-    """The server ran something else than the requested shell: a forced command, or an account without a shell.
+    """The server did not run the requested shell, because of a forced command or an account without a shell.
 
     Attributes:
         text: Output of the command that ran.
@@ -84,7 +84,7 @@ class Forward(Protocol):
     """Forward from a local Unix socket to a socket on the board."""
 
     def alive(self) -> bool:
-        """Return whether the forward is known to work."""
+        """Return whether the forward works, as far as is known."""
 
     def log(self) -> str:
         """Return the errors of failed connections."""

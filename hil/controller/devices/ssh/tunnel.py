@@ -1,8 +1,8 @@
 """Tunnels: local Unix sockets for an agent on a board, and for data connections.
 
 If the board's sshd does not forward Unix sockets, a helper on the board (``board_relay.py``) relays the connection. hil
-reaches the helper over TCP, or over a command's stdin and stdout. The helper exits when stdin closes, so also when this
-process ends.
+reaches the helper over TCP, or over a command's stdin and stdout. The helper exits when its stdin closes, for example
+when this process ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCRIPT = Path(__file__).with_name("board_relay.py")
 _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_relay.py', 'exec'), {{'__name__': '__main__'}})"
 )
-# Starting Python on a slow board takes long.
+# Timeout in seconds for the start of the helper, because Python starts slowly on a slow board.
 _RELAY_START_S = 60.0
 _LAST_OF_ERR = 4000
 _LONGEST_LINE = 4096
@@ -111,7 +111,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
         refused = shell.transport.refusal(remote_socket)
         if not refused:
             return open_tunnel(shell, remote_socket)
-        # sshd gives the same reason for a missing socket, so the helper checks the socket.
+        # sshd reports the same reason if the socket is missing, so the helper checks the socket.
         refused = f"the board's sshd does not forward Unix sockets ({refused})"
         with _opening(shell) as tunnel:
             socket_here = Path(tunnel.address.removeprefix("unix:"))
@@ -210,7 +210,8 @@ class StdioRelay:
 
     def __init__(self, transport: Transport, python: str, remote: str, local: Path) -> None:
         self._transport = transport
-        # The helper that tested this method serves the first connection. If unused, it is ended at close.
+        # The helper that tested this method serves the first connection. If there is no connection, the helper ends at
+        # close.
         self._first = first = [_start_helper(transport, python, remote, "")]
         self._kept = contextlib.ExitStack()
         self._kept.callback(self._close_unused)
@@ -274,7 +275,7 @@ def _start_helper(
     deadline: float | None = time.monotonic() + _RELAY_START_S
 
     def left() -> float | None:
-        # After the start it carries a connection, which may be idle for any time.
+        # After the start, there is no time limit, because the connection may be idle.
         return max(deadline - time.monotonic(), 0.01) if deadline else None
 
     session = open_session(transport, _RELAY_START_S)

@@ -42,7 +42,7 @@ from hil.errors import StorageError, UsageError
 _CLOSE_S = 5.0
 _POLL_S = 0.05
 _PIECE = 1 << 16
-# Timeout for a silent ssh, timeout for a login without prompts, and timeout for an ssh agent that lists no keys.
+# Timeouts in seconds: for a silent ssh, for a login without prompts, and for an ssh agent that does not list its keys.
 _SILENCE_S = 120.0
 _LOGIN_S = 300.0
 _AGENT_S = 10.0
@@ -126,7 +126,8 @@ class OpenSsh:
         try:
             with socket.socket(socket.AF_UNIX) as near:
                 near.connect(str(local))
-                # The server responds in order: after it has run a command, the response to the connection has arrived.
+                # The server responds in order. So after the response to this command, the response to the connection
+                # has arrived.
                 session = self.start("true", _SILENCE_S)
                 with contextlib.suppress(EOFError):
                     session.wait(_SILENCE_S)
@@ -147,7 +148,8 @@ class OpenSsh:
 
     def interactive(self, command: str) -> int:
         """Run a command line on the terminal and return the exit code. The ssh process shows connection errors."""
-        # The open connection already has the config's settings. Reading the config would repeat the Match commands.
+        # Do not read the config: the open connection already has its settings, and reading would run the Match commands
+        # again.
         terminal = "-t" if sys.stdin.isatty() else "-T"
         shown = ["ssh", "-F", "none", "-S", str(self._socket), "-o", "ControlMaster=no", terminal, *self._destination]
         return subprocess.call([*shown, *filter(None, [command])])
@@ -207,16 +209,17 @@ class OpenSsh:
                 asked = time.monotonic()
                 self._questions.answer_one(ssh)
                 reader.last = time.monotonic()
-                # The time that the user takes to answer does not count.
+                # The timeout does not include the time that the user needs for an answer.
                 deadline += reader.last - asked
             # The socket may exist before the log line is read.
             if self._log.is_logged_in and self._socket.exists():
                 with contextlib.suppress(OSError, EOFError):
-                    # Check once, because each check adds lines to the log.
+                    # Check the connection only once, because each check adds lines to the log.
                     if not is_open:
                         mux.check(self._socket)
                         is_open = True
-                    # The server can imitate the log line. ssh creates the socket after all its lines about the login.
+                    # The server can imitate the log line about the login. ssh creates the socket after all of its own
+                    # lines about the login.
                     if reader.has_read_all():
                         return self._log.check_host_key()
             if self.has_ended():
@@ -269,7 +272,10 @@ def _destination(address: Address) -> list[str]:
 
 
 def _options(socket_path: Path, settings: Connection) -> list[str]:
-    """Return the options for the connection to the board only. Options in the config file also apply to jump hosts."""
+    """Return the command-line options, which apply only to the board.
+
+    Options in the config file also apply to jump hosts.
+    """
     options = {**_FORCED, "ControlPath": _plain(socket_path)}
     if settings.identity:
         # Use only the requested key, from a file or from an agent that has the private part.
@@ -294,7 +300,7 @@ def _write_config(
 ) -> Path:
     """Write the ssh config file, which also applies to jump hosts.
 
-    The file has the overrides, includes of the user's and the system's config, and the defaults, in this order.
+    The file contains, in this order: the overrides, includes of the user's and the system's config, and the defaults.
 
     Args:
         defaults: Defaults for this login in addition to the common defaults.
@@ -302,7 +308,7 @@ def _write_config(
     forced: dict[str, str] = {}
     defaults = {**_DEFAULTS, **defaults}
     if settings.known_hosts:
-        # Jump hosts use this file in addition to their UserKnownHostsFile.
+        # Add the known hosts as global files, so that jump hosts also use their own UserKnownHostsFile.
         places = " ".join(f"/etc/ssh/ssh_known_hosts{number}" for number in ("", "2"))
         forced["GlobalKnownHostsFile"] = f"{_quoted(settings.known_hosts)} {places}"
     if settings.accept_new_host_key:
@@ -318,7 +324,7 @@ def _write_config(
     at_home = pwd.getpwuid(os.getuid()).pw_dir
     home = Path(os.environ.get("HOME") or at_home)
     if home != Path(at_home) and (home / ".ssh").is_dir():
-        # ssh ignores HOME.
+        # Include the user's config explicitly, because ssh ignores HOME.
         includes = [_quoted(home / ".ssh" / "config")]
         known = " ".join(_quoted(home / ".ssh" / name) for name in ("known_hosts", "known_hosts2"))
         own = [f"UserKnownHostsFile {known}"]

@@ -1,7 +1,7 @@
 """Parse the log of a connecting ``ssh``, and map it to errors. No other module parses these texts.
 
-Lines of ssh itself are separate from lines of other sources: server banners, jump hosts and proxies. The patterns match
-OpenSSH 8 to 10, which does not translate messages.
+The log distinguishes lines of ssh itself from lines of other sources: server banners, jump hosts and proxies. The
+patterns match OpenSSH 8 to 10, which does not translate messages.
 
 A server can add lines to ssh's own lines: ssh logs the server's text, such as SSH_MSG_DEBUG, with its line breaks. The
 server cannot remove lines. Contradictory lines therefore show a server that imitates ssh.
@@ -65,7 +65,7 @@ _UNVERIFIED = re.compile(r"Host key verification failed|verify_host_key|host key
 _NOT_PINNED = re.compile(r"Failed to add the host to the list of known hosts")
 _NO_IDENTITY = re.compile(r"no such identity: (?P<file>.*?): (?P<why>[^:]*)$")
 _NO_KEY = re.compile(r'Load key "(?P<file>.*)": (?P<why>.*)')
-# Decorations of ssh's warnings, and text that it adds to every failure.
+# Decorations of ssh's warnings, and text that ssh adds to every failure.
 _DECORATION = re.compile(r"^@|^\*\* |: terminating, |^Connection (?:closed|reset) by|^$")
 _EXPOSED = re.compile(r"Permissions (?P<mode>\d+) for '(?P<file>.*)' are too open")
 
@@ -103,7 +103,7 @@ class Log:
         elif line.startswith(_DEBUG):
             self._take_fact(line.removeprefix(_DEBUG))
         elif line.startswith("Authenticated to "):
-            # ssh writes this line once.
+            # ssh writes this line only once, so a second line is an imitation.
             self.is_contradictory |= self.is_logged_in
             self.is_logged_in = True
         elif line.strip("@"):
@@ -168,7 +168,7 @@ class Log:
             self._tried.append(match["method"])
         elif match := _TRIED.match(line):
             key = match["key"].removesuffix(" explicit")
-            # Default key files may not exist.
+            # ssh also reports default key files that do not exist.
             if line.startswith("Offering") or Path(key).exists():
                 self._tried.append(key)
         elif match := _ACCEPTED.match(line):

@@ -20,7 +20,7 @@ _NEW_SESSION, _OPEN_FORWARD, _CLOSE_FORWARD = 0x10000002, 0x10000006, 0x10000007
 _OK, _EXIT, _OPENED = 0x80000001, 0x80000004, 0x80000006
 _REFUSALS = (0x80000002, 0x80000003)
 _LOCAL = 1
-# Port value for a Unix socket, and value for no escape character.
+# Port number that stands for a Unix socket, and character code that stands for no escape character.
 _NONE = 0xFFFFFFFF - 1
 _NO_ESCAPE = 0xFFFFFFFF
 _ANSWER_S = 20.0
@@ -149,7 +149,7 @@ def open_forward(path: Path, local: Path, remote: str | int) -> Callable[[], Non
 
 
 def _reason(answer: bytes) -> str:
-    """Return the text of a refusal: the text follows the request id and the text's length."""
+    """Return the text of a refusal, which follows the request id and the length of the text."""
     return answer[8:].decode(errors="replace").strip() or "no reason given"
 
 

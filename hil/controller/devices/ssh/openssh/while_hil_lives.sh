@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# COMMAND...: run an ssh while stdin is open, so that ssh ends even if hil is killed. Print the ssh's PID first.
+# COMMAND...: run ssh while stdin is open, so that ssh ends even if hil is killed. Print the PID of ssh first.
 exec 3<&0 </dev/null
 "$@" 3<&- >/dev/null & ssh=$!
 echo "$ssh"

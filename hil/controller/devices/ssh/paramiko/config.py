@@ -33,7 +33,7 @@ _ONCE = {
     *("connecttimeout", "stricthostkeychecking", "checkhostip", *_METHODS),
 }
 _READ = {*_ONCE, "identityfile"}
-# Ignored keywords: they do not change the destination or method of the login.
+# Keywords to ignore, because they do not change the destination or method of the login.
 _HARMLESS = re.compile(
     r"addkeystoagent|batchmode|compression|connectionattempts|control(master|path|persist)|escapechar"
     r"|exitonforwardfailure|forwardagent|forwardx11\w*|gssapi\w*|hashknownhosts|ignoreunknown|localcommand|\w+forward"
@@ -243,7 +243,7 @@ def match_wildcards(pattern: str, text: str) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """Reject a file that other users can write, as ssh does: these users could redirect the login."""
+    """Raise UsageError if other users can write the file, as ssh does, because they could redirect the login."""
     found = path.stat()
     if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o022:
         raise UsageError(

@@ -95,10 +95,10 @@ class _MachineLogin:
         self._board = board
         self._via = via
         self._host = host = config.read_settings(address)
-        # The proxy command may lead to a machine that checks logins slowly.
+        # The proxy command may connect through a machine that checks logins slowly.
         patience = max(timeout, SLOW_LOGIN_CONNECT_S) if host.proxy_command else timeout
         self._timeout = host.connect_timeout or patience
-        # The user's settings are for the board. Keys of jump hosts are also read from the default files.
+        # The user's settings apply only to the board. For jump hosts, also read keys from the default files.
         self._is_board = is_board
         self._identity = Path(settings.identity) if is_board and settings.identity else None
         given = [Path(settings.known_hosts)] if settings.known_hosts else []
@@ -135,7 +135,7 @@ class _MachineLogin:
             "auth_strategy": login,
             "transport_factory": self._make_transport,
             **dict.fromkeys(("banner_timeout", "channel_timeout"), self._timeout),
-            # A server may use a slow directory service.
+            # Allow a long time, because the server may query a slow directory service.
             "auth_timeout": PATIENCE_S,
         }
         if self._host.proxy_command and not self._via:
@@ -197,7 +197,7 @@ class _MachineLogin:
             hint = "check that this port belongs to an SSH server"
         else:
             return error
-        # The server restarts or has too many pending connections.
+        # The server is restarting, or has too many pending connections.
         if isinstance(error, (paramiko.ssh_exception.NoValidConnectionsError, ConnectionError, EOFError)) or (
             type(error) is paramiko.SSHException
         ):

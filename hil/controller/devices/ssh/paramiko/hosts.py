@@ -151,7 +151,7 @@ def _describe(key: paramiko.PKey) -> str:
 
 def _read_lines(path: Path) -> Iterator[_Line]:
     """Yield the keys of a file. Like ssh, ignore invalid lines and unsupported key types."""
-    # A common setting for "no pinned keys".
+    # Users often set this file to disable pinned keys.
     if path == Path(os.devnull):
         return
     try:

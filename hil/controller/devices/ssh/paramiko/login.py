@@ -45,7 +45,7 @@ _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
 _KEY, _PASSWORD, _QUESTIONS = "publickey", "password", "keyboard-interactive"
 # Number of prompts for a passphrase or a password, as in ssh.
 _SECRET_TRIES = 3
-# Authentication may wait for user input; sshd itself waits two minutes.
+# Timeout in seconds for authentication, which may wait for user input. sshd itself waits two minutes.
 PATIENCE_S = 120.0
 # Errors for keys that paramiko does not support, such as keys in a hardware token.
 _FOREIGN = (UnknownKeyType, UnsupportedAlgorithm)

@@ -37,9 +37,9 @@ NAMELESS_SIGNAL = 128
 
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
-# Linux option for immediate acknowledgements. Until sshd has run a command on a connection, the second small packet
-# waits for the acknowledgement of the first, which is delayed by 40 ms. The kernel resets the option, so set it after
-# every read.
+# Linux option for immediate acknowledgements. Before the first command on a connection, sshd sends a second small
+# packet only after the acknowledgement of the first, which the kernel delays by 40 ms. The kernel resets the option, so
+# set it after every read.
 _QUICKACK = getattr(socket, "TCP_QUICKACK", 0)
 
 
@@ -85,7 +85,7 @@ class _Authentication(AuthHandler):
         try:
             super()._parse_service_accept(message)  # type: ignore[misc]  # paramiko's types leave it out
         except (paramiko.SSHException, OSError, ValueError) as error:
-            # No request was sent to the server yet.
+            # No request was sent to the server, so there is no response to wait for.
             self.transport.saved_exception = error
             self.auth_event.set()
 
@@ -120,7 +120,7 @@ class TunedTransport(paramiko.Transport):
 
     @saved_exception.setter
     def saved_exception(self, error: Exception | None) -> None:
-        # An invalid message (such as a bad key or invalid UTF-8) can raise any exception.
+        # Wrap other exceptions: an invalid message, such as a bad key or invalid UTF-8, can raise any exception.
         if error is not None and not isinstance(error, (paramiko.SSHException, EOFError, OSError)):
             error = paramiko.SSHException(f"invalid message from the server: {error}")
         self._saved = error
@@ -155,7 +155,7 @@ class TunedTransport(paramiko.Transport):
         try:
             super()._send_user_message(data)  # type: ignore[misc]
         except EOFError:
-            # Ignore the error when closing a channel of a closed connection.
+            # Ignore the error if paramiko closes a channel of a closed connection.
             if data.asbytes()[:1] not in _ENDS_OF_A_CHANNEL:
                 raise
 
