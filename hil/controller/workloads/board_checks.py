@@ -31,7 +31,10 @@ _PROGRAM_S = 60.0
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[BoardCheck]:
-    """Check a board from the connection inwards. Stop after a ``fail`` that makes further checks impossible."""
+    """Check a board, from the connection to a run of a model.
+
+    Stop after a ``fail`` that makes further checks impossible.
+    """
     from hil.controller.devices.ssh.address import is_ssh_address
 
     where = choice.address or choice.config.connection.address

@@ -15,14 +15,14 @@ from hil.errors import BoardUnfit
 from hil.formats.onnx_file import load_onnx
 
 MIN_FREE_MEMORY_MIB, MIN_STORE_MIB = 32, 16
-# The check model's weight size. Boards with less memory than the second value get a model without weights.
+# Size of the weights in the check's model. Boards with less memory than the second value get a model without weights.
 MODEL_MIB, _MODEL_MEMORY_MIB = 4, 128
 _WRITTEN_BYTES = 64 << 10
 _WAIT_S = 10.0
 
 
 def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) -> bool:
-    """Check a board's memory and disk, and write a new file there. Return whether a model with weights fits.
+    """Check a board's memory and disk, and write a new file to the board. Return whether a model with weights fits.
 
     Args:
         folder: an empty directory on this machine.
@@ -39,7 +39,7 @@ def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) 
             raise BoardUnfit(lack, board=choice.name, hint="stop other programs on the board")
         if lack := lack_of_disk(board.info):
             raise BoardUnfit(lack, board=choice.name, hint="remove files on the board, or set a different directory")
-        # Always use new content: the agent does not write blobs that it already has.
+        # Use new content in every check, because the agent does not write blobs that it already has.
         file = folder / "written"
         file.write_bytes(os.urandom(_WRITTEN_BYTES))
         board.client.put({digest_file(file): (file, 0)})

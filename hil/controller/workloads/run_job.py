@@ -48,8 +48,8 @@ def run_job(
 
     Args:
         job: the job. With ``resume``, only ``out`` is used.
-        resume: ID of an interrupted run. Cases with an outcome keep the outcome. Cases without an outcome run.
-        run_id: the run's ID if a larger workload contains and resumes it, else "".
+        resume: ID of an interrupted run. Cases with an outcome are not repeated. Cases without an outcome run.
+        run_id: the run's ID if the run is part of a larger workload, which resumes it; otherwise "".
         isolated: a pool of workers to use. The pool outlives the job unless the job is aborted. None creates a pool.
         choice: the board. None selects the job's board.
 
@@ -90,7 +90,8 @@ def run_job(
                 del kept[one.name]
                 changed.add(str(one.path))
         if run is not None and changed:
-            # Forget cases that the search for the smallest failing sizes added: it may choose other sizes now.
+            # Forget the cases of an earlier search for the smallest failing sizes, because the search may choose other
+            # sizes now.
             names = {one.name for one in planned}
             kept = {name: case for name, case in kept.items() if name in names or case.path not in changed}
             run.record.cases = [case for case in run.record.cases if case.name in kept or case.name in names]
@@ -104,7 +105,7 @@ def run_job(
                     raise
                 raise UsageError(f"{one.path}: {error.message}", hint=error.hint) from error
 
-        # The import may still find an invalid command line. Store nothing before that.
+        # Import before storing anything, because the import may detect an invalid command line.
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
             check_accepted_outputs((case.options.accept, case.model) for case in cases)
@@ -187,7 +188,7 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
-    """Return the only runtime of the cases, or ``wanted`` without cases. "" is the board's default."""
+    """Return the runtime that all cases share, or ``wanted`` if there are no cases. "" is the board's default."""
     needed = sorted(set(runtimes))
     if len(needed) > 1:
         names = " and ".join(name or "the board's default" for name in needed)

@@ -28,7 +28,7 @@ from hil.core.text import numbered
 T = TypeVar("T")
 
 _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
-# Name of the length of a prompt beside the names of dimensions. No dimension has a space in its name.
+# Key for the length of a prompt among the names of dimensions. The name of a dimension never contains a space.
 _LENGTH = "prompt tokens"
 
 
@@ -71,7 +71,8 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
         mine = for_model(options, path)
-        # Drop sizes for all models that this model lacks. Sizes from the project file are checked when it is read.
+        # Drop sizes of dimensions that this model does not have. Sizes from the project file are checked when hil reads
+        # the file.
         others = {*options.dims, *options.dim_ranges} - own.keys()
         dims = {dim: size for dim, size in mine.dims.items() if dim not in others}
         ranges = {dim: sizes for dim, sizes in mine.dim_ranges.items() if dim not in others}
@@ -91,7 +92,7 @@ def _per_prompt(cases: Sequence[SizedCase]) -> list[SizedCase]:
             continue
         spec = read_spec(path)
         for number, prompt in enumerate(spec.prompt):
-            # A prompt is a model of its own, so that the smallest failing sizes are those of the prompt.
+            # Treat each prompt as a separate model, so that the smallest failing sizes are found for each prompt.
             model, options = safe_name(f"{case.model}-{prompt.name}"), replace(case.options, prompt=prompt.name)
             one, sizes = replace(case, model=model, options=options, prompt=prompt.name), [case.sizes]
             if spec.lengths and not number:

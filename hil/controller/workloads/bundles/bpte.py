@@ -36,8 +36,9 @@ from hil.formats.torch_values import to_torch
 
 _RUNTIME = "executorch"
 _WRITE_S = 600.0
-# ExecuTorch's verifier defaults to |a-b| <= 1e-8 + 1e-5*|a|, with the program's output a. hil's tolerance is relative
-# to the expected value b. If |a-b| is within this tolerance of |b|, it is within ExecuTorch's tolerance of |a|.
+# The default tolerance of ExecuTorch's verifier is |a-b| <= 1e-8 + 1e-5*|a|, where a is the program's output. hil's
+# tolerance is relative to the expected value b. A value within the tolerance below is always within ExecuTorch's
+# tolerance.
 _RTOL = 1e-5 / (1 + 1e-5)
 _ATOL = 1e-8 / (1 + 1e-5)
 
@@ -85,7 +86,7 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
 def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write a bundle as a ``.bpte`` that ExecuTorch's tools load and verify.
 
-    The format lacks names of cases and tensors, and tolerances: users choose a tolerance for the verification. External
+    The format has no names of cases and tensors, and no tolerances. Users choose a tolerance when they verify. External
     data of the program is written to a ``.ptd`` of the same name.
 
     Raises:
@@ -123,7 +124,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
 
 
 def _check_own(methods: Mapping[str, ExecuTorchMethod], given: BundleMethod) -> None:
-    """Raise UsageError if the program lacks the method or has other numbers of inputs or outputs than the bundle."""
+    """Raise UsageError if the program lacks the method, or has other numbers of inputs or outputs than the bundle."""
     if given.name not in methods:
         raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"methods: {', '.join(methods)}")
     own = _signature(methods[given.name])
@@ -175,7 +176,7 @@ def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
         return None, None
     sizes = [largest(array) for array in arrays]
     rtol = min(_RTOL, 0.5 / max(1.0, *map(largest, exact), 0.0))
-    # A tolerance above all values could not fail.
+    # Limit atol to the largest value, because a tolerance above all values could never fail.
     return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
 
 

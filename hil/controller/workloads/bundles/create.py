@@ -129,7 +129,7 @@ def create_bundle(
         if artifact.carried:
             signatures, suites = _carrying(artifact, signatures, suites)
         model = models[0]
-        # This data is reproducible: a repeated creation gives the same data.
+        # This data contains no times or random values, so that a repeated creation gives the same bundle.
         made = {
             "model": {
                 "name": model.path.name,
@@ -148,7 +148,10 @@ def create_bundle(
 def _carrying(
     artifact: Artifact, signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]
 ) -> tuple[dict[str, Signature], list[MethodTestSuite]]:
-    """Add the program's extra inputs to signatures and cases. A bundle contains all inputs of the program."""
+    """Add the program's extra inputs to signatures and cases.
+
+    This is needed because a bundle contains all inputs of the program.
+    """
     specs = (artifact.inputs or ())[-len(artifact.carried) :]
     more = tuple(replace(spec, name=name) for name, spec in zip(artifact.carried, specs, strict=True))
 
@@ -212,7 +215,7 @@ class _Cases:
         """
         options, random = self.request.options, self.request.random
         found = []
-        # With --generate, the inputs are the decoder's constant ones.
+        # With --generate, the given inputs are constant inputs of the decoder, not a case.
         if (options.inputs or options.expected) and options.generate is None:
             if not only:
                 raise UsageError(
@@ -229,7 +232,7 @@ class _Cases:
                 raise UsageError("--generate requires a single method", hint="select one with --function")
             found += self._read_calls(signature, model, options.generate)
         if random is None:
-            # Without a reference for this model, other methods' cases must suffice.
+            # Without a reference for this model, use only given cases, if any method has some.
             random = int(not found and not (self.files and not default_references(model)))
         for seed in range(options.seed, options.seed + random):
             for sizes in sweep(own_sizes(options.dim_ranges, _symbols(signature))):
@@ -239,7 +242,7 @@ class _Cases:
             yield self._complete(method, case, signature, model)
 
     def _read_calls(self, signature: Signature, model: Model, generate: Path) -> Iterator[MethodTestCase]:
-        """Yield a case for each call of a decoder with the prompts of a specification."""
+        """Yield a case for each call of a decoder, for all prompts of a specification."""
         spec = read_spec(generate)
         if spec.reference:
             raise UsageError(
@@ -248,7 +251,7 @@ class _Cases:
                 option="--generate",
             )
         runner, folder = Runner(self.context, lasting=False), self.log.parent
-        # The criteria apply to the calls.
+        # Do not apply the criteria here: they apply to the calls.
         given = replace(self.request.options, accept=())
         for prompt in spec.cases:
             self.say(f"generating tokens of {prompt.name}")
@@ -275,7 +278,7 @@ class _Cases:
     def with_control(
         self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
     ) -> MethodTestCase:
-        """Add the control for the board's arithmetic to a case, if hil can compute the model in the arithmetic.
+        """Add the control for the board's arithmetic to a case, if hil can compute the model in this arithmetic.
 
         A control is unnecessary with a given tolerance, or if criteria judge all outputs.
         """
@@ -296,7 +299,7 @@ class _Cases:
         """Add the requested tolerances to a case, and a reference's outputs if the case has no expected outputs.
 
         Raises:
-            ImportFailed: a rewrite of the model for its compiler, or for the reference, changed an output.
+            ImportFailed: rewriting the model for its compiler, or for the reference, changed an output.
         """
         options, settings = self.request.options, self._work
         case = replace(case, rtol=options.rtol, atol=options.atol, accept=options.accept)

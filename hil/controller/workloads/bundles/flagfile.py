@@ -52,7 +52,10 @@ _TRACE = "trace.json"
 
 
 def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write the directory. Raises UsageError for programs of other runtimes and for comparisons that the tools lack."""
+    """Write the directory.
+
+    Raises UsageError for programs of other runtimes, and for comparisons that the tools do not support.
+    """
     program = bundle.program
     if program.runtime != "iree":
         raise UsageError(f"flag files require a program for iree, the bundle has one for {program.runtime}")
@@ -96,8 +99,8 @@ def _tensors(
         spec = settled(own, array)
         if kind == "output" and is_number(spec):
             raise LoadFailed("iree-run-module compares tensors only, but the method returns a scalar")
-        # A .npy with integers specifies signedness, but most IREE types do not. The tool then reports equal tensors as
-        # different. numpy lacks some dtypes, so .npy cannot represent them.
+        # Write integers as .bin: a .npy file specifies a sign, but most IREE types do not, and the tool then reports
+        # equal tensors as different. Also write dtypes that numpy lacks as .bin.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
         signed = kind == "output" and shows_sign(own.dtype, dtype_name(array.dtype))
         spec = spec_of(own.name, array) if signed else spec
@@ -146,7 +149,7 @@ def flagfiles_among(files: Iterable[Path]) -> list[Path]:
 
 
 def is_flagfile(name: str) -> bool:
-    """Return whether a name is that of a flag file: ``NAME.flagfile``, ``flagfile``, or a call's name in a trace."""
+    """Return whether a name is a flag file's name: ``NAME.flagfile``, ``flagfile``, or a call's name in a trace."""
     return name.endswith(_SUFFIX) or name == _PLAIN or bool(_OF_CALL.fullmatch(name))
 
 
@@ -212,7 +215,7 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
 
 
 def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
-    """Return the common module of all flag files, and the weights."""
+    """Return the module that all flag files use, and the weights."""
     (first, flags), *others = found.items()
     if len(flags.modules) != 1:
         raise UsageError(

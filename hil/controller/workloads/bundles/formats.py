@@ -25,7 +25,7 @@ class Read(Protocol):
     def __call__(self, path: Path, *, context: RunContext) -> Bundle:
         """Read a file or a directory.
 
-        Parse untrusted or large data through ``context.isolated.call(function, {...})``. Create the bundle by
+        Parse untrusted or large data through ``context.isolated.call(function, {...})``. Create the bundle with
         :meth:`hil.bundles.Bundle.create`, which checks all cases against the signature. The bundle reads the program's
         files, so a temporary directory may be deleted afterwards. Convert all cases. Report cases that cannot be
         converted in ``made[left_out]``, one line per case.

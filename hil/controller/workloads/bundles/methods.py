@@ -26,10 +26,10 @@ from hil.formats.iree_values import SCALAR_PREFIX, entry_points, functions_in, r
 
 # Key in :attr:`hil.bundles.Bundle.made` for the list with skipped cases, one line per case.
 LEFT_OUT = "left_out"
-# Key for the models' random draws: method -> ``nodes`` and ``outputs``, as in :class:`Model`.
+# Key for the random operations of the models: method -> ``nodes`` and ``outputs``, as in :class:`Model`.
 RANDOM = "random"
 _READ_S = 600.0
-# Formats with programs that contain all the model's entry points.
+# Formats in which a file contains all entry points of the program.
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
@@ -62,7 +62,7 @@ def import_methods(
     settings |= {"isolated": context.isolated, "cache": context.cache}
     names = list(dict.fromkeys(functions))
     models, left_out = [], []
-    # For a module without functions, the importer raises the error.
+    # Import a module without functions too, so that the importer raises the error.
     for name in names or _functions(path, context, only_main=only_main) or [""]:
         try:
             models.append(import_model(path, function=name, **settings))
@@ -191,13 +191,13 @@ def no_board(program: Artifact) -> ProgramHandle:
 def program_of(
     runtime: str, files: Mapping[str, Path], main: str, *, function: str = "", compiler: str = "", **more: Any
 ) -> Artifact:
-    """Create an Artifact from files. ``more`` are fields of the Artifact."""
+    """Create an Artifact from files. ``more`` contains further fields of the Artifact."""
     digests = {name: digest_file(file) for name, file in files.items()}
     return Artifact(runtime, main, files, digests, function, compiler, **more)
 
 
 def own_signature(program: Artifact, context: RunContext) -> Signature:
-    """Return the signature that IREE's program file specifies. Only this signature distinguishes scalars from tensors.
+    """Return the signature in IREE's program file. Only this signature distinguishes scalars from tensors.
 
     Raises:
         LoadFailed: the file cannot be read.

@@ -53,7 +53,7 @@ class ProgramCase:
         """Return the case for the pipeline, before the push.
 
         Args:
-            options: run settings. Their tolerances override the case's.
+            options: run settings. Their tolerances override the tolerances of the case.
             name: the case's name; "" combines the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature

@@ -38,7 +38,8 @@ def run_bundle(
     """Run a bundle's cases and store results as they arrive.
 
     Args:
-        job: the board and the run settings. The only model is the bundle's file. The tolerances override the cases'.
+        job: the board and the run settings. The only model is the bundle's file. The tolerances override the tolerances
+            of the cases.
         methods, cases: selection for :func:`hil.bundles.cases.with_cases`; empty selects all.
         key: as in :func:`open_bundle`.
         run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
@@ -85,5 +86,5 @@ def run_bundle(
             screen,
             runtime=job.runtime,
             purpose=f"hil bundle run {run.id}",
-            most_loaded=1,  # all the method's cases run in the worker that loaded it
+            most_loaded=1,  # all cases of a method run in the worker that loaded the method
         )

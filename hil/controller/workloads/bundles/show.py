@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _STATISTICS = [one for one in STATISTICS if one.brief]
 _COLUMNS = ["case", "outcome", "mismatches", *(one.heading for one in _STATISTICS), "device"]
-# With more cases, show criteria only for cases that did not pass.
+# If a bundle has more cases than this, show the criteria only for cases that did not pass.
 _CRITERIA_SHOWN = 10
 
 
@@ -188,7 +188,10 @@ def _statistics(case: RunCase) -> list[str]:
 
 
 def _say(console: Console, label: str, text: str, style: str = "") -> None:
-    """Print a labelled line. Replace unprintable characters from the bundle, such as newlines and terminal escapes."""
+    """Print a labelled line.
+
+    Unprintable characters from the bundle, such as newlines and terminal escapes, are replaced.
+    """
     shown = "".join(char if char.isprintable() else "?" for char in text)
     say(console, label or " ", shown, style=style, width=11, whole=True)
 

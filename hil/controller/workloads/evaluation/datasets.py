@@ -127,7 +127,7 @@ class ArchiveDataset(Dataset):
         super().__init__(path, [str(number) for number in range(counts[label])])
 
     def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
-        """Return a sample. An array with the rank of the input keeps a leading dimension of 1."""
+        """Return a sample. If an array has the rank of the input, the sample keeps the first dimension with size 1."""
         inputs = {}
         for spec, array in zip(specs, _choose_values(self._arrays, specs, str(self.path)), strict=True):
             inputs[spec.name] = array[index : index + 1] if array.ndim == len(spec.shape) else array[index]
@@ -142,8 +142,9 @@ class ArchiveDataset(Dataset):
 class IndexDataset(Dataset):
     """Index of samples: a .csv or .jsonl file with file names of inputs, and labels.
 
-    A column has the name of an input. The column ``label`` has a value, or the name of a .npy or .json file. The
-    columns ``id`` or ``name`` name the sample. Paths start at the directory of the index.
+    There is a column per input, with the input's name. The column ``label`` contains a value, or the name of a .npy or
+    .json file. The column ``id`` or ``name`` contains the name of the sample. Paths are relative to the directory of
+    the index.
     """
 
     def __init__(self, path: Path, load_file: LoadFile | None = None) -> None:
@@ -180,7 +181,10 @@ class IndexDataset(Dataset):
         return self._locate(label, f"{self.path}, sample {self.names[index]}")
 
     def _locate(self, name: str, where: str) -> Path:
-        """Return the path of a file in the index. Raises UsageError for other places: an index is untrusted."""
+        """Return the path of a file in the index.
+
+        Raises UsageError for a path outside, because an index is untrusted.
+        """
         folder = self.path.parent
         try:
             return within(folder, folder / name)
@@ -246,7 +250,7 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def _label_names(files: Mapping[str, Path]) -> list[str]:
-    """Return the name of a sample's label, or the names of its expected outputs."""
+    """Return the names of the label files: the label, or the expected outputs."""
     label = next((one for one in LABELS if one in files), None)
     return [label] if label else sorted(name for name in files if _EXPECTED.fullmatch(name))
 
@@ -262,7 +266,7 @@ def _digest_files(paths: Sequence[Path]) -> str:
 
 
 def _choose_values(values: Mapping[str, Any], specs: Sequence[TensorSpec], where: str) -> list[Any]:
-    """Return the value for each input by name. A single value serves a single input with any name."""
+    """Return the value for each input by name. For a single input and a single value, names may differ."""
     if len(specs) == 1 and len(values) == 1:
         return list(values.values())
     for spec in specs:

@@ -66,9 +66,10 @@ from hil.errors import (
 
 # Key of the evaluation's settings in the request of run.json.
 _SETTINGS = "evaluation"
-# Every sample is checked up to this count, then every this many samples. The check costs time for all samples so far.
+# Check for an early decision after each sample up to this number, and then only after each further group of this size.
+# The time of a check grows with the number of finished samples.
 _CHECKED = 64
-# Outcomes of an evaluation that is complete. Others can continue.
+# Outcomes of a complete evaluation. Evaluations with other outcomes can be resumed.
 _JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.SKIP)
 
 
@@ -189,7 +190,7 @@ class _Evaluation:
         return self._finish(case, interrupted)
 
     def _continue(self, run: Run) -> EvaluationRecord:
-        """Take over the finished samples of a stored evaluation. Return the stored record."""
+        """Load the finished samples of a stored evaluation. Return the stored record."""
         stored = read_evaluation(run)
         if stored.identity != self.identity:
             old, new = stored.identity, self.identity
@@ -211,7 +212,7 @@ class _Evaluation:
         return replace(case, model=with_sizes_of(model, sample.inputs))
 
     def _import_reference_model(self, case: Case) -> Case:
-        """Import the model of the reference, if it is another model."""
+        """Import the reference's model, if it differs from the board's model."""
         self.reference_model = case.model
         if case.outcome or not self.settings.reference_model:
             return case
@@ -222,7 +223,10 @@ class _Evaluation:
         return case
 
     def _pending(self) -> list[int]:
-        """Return the samples to run, in random order: the first ones represent the dataset. Empty if decided."""
+        """Return the samples to run, or an empty list if the evaluation is decided.
+
+        The order is random, so that the first samples represent the dataset.
+        """
         if self._decide():
             return []
         done = {one.name for one in self.samples}
@@ -285,7 +289,7 @@ class _Evaluation:
             finally:
                 for _, _, future in ahead:
                     future.cancel()
-                if ahead:  # end the references that still run: their samples are not needed
+                if ahead:  # cancel references that still run, because their samples are not needed
                     self.runner.context.isolated.close()
 
     def _refer(self, case: Case) -> Case | None:

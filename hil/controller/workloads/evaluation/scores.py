@@ -28,7 +28,8 @@ def compute_scores(
     Args:
         total: number of samples in the dataset.
         seed: seed of the bootstrap.
-        stopped_early: True if the scores so far decided when to stop. The interval is then valid at any time.
+        stopped_early: True if the evaluation stopped early because of its scores. The interval then remains valid for
+            any time of the stop.
     """
     if not samples:
         return None
@@ -52,7 +53,8 @@ def compute_scores(
         reference=scores[1],
         difference=scores[0] - scores[1],
         interval=interval,
-        # The exact test assumes a number of samples that the data did not choose.
+        # The exact test is not valid after an early stop, because it assumes that the number of samples does not depend
+        # on the data.
         p_value=None if only_board is None or stopped_early else mcnemar_p_value(only_board, only_reference or 0),
         differing=sum(_differs(one) for one in samples),
         worst=[
@@ -71,11 +73,11 @@ def compute_scores(
 def decide_early(
     metric: Metric, samples: Sequence[EvaluatedSample], *, total: int, max_drop: float | None
 ) -> Literal["PASS", "FAIL", ""]:
-    """Return the outcome if it is clear before all samples have run; "" otherwise.
+    """Return the outcome if it is already certain before all samples have run, otherwise "".
 
     Args:
         total: number of samples in the dataset.
-        max_drop: value of ``--max-drop`` in percent; None judges nothing.
+        max_drop: value of ``--max-drop`` in percent; None: no limit.
     """
     if max_drop is None or metric.bounds is None or not samples:
         return ""
@@ -88,8 +90,8 @@ def decide_early(
 def allow_drop(metric: Metric, reference: float, max_drop: float | None) -> float | None:
     """Return the largest loss that passes, in units of the score.
 
-    ``--max-drop`` is a percentage of the metric's range: percentage points for shares. For metrics without a range, it
-    is a percentage of the reference's score.
+    ``--max-drop`` is a percentage of the metric's range, so for shares it means percentage points. For metrics without
+    a range, it is a percentage of the reference's score.
     """
     if max_drop is None:
         return None
@@ -117,7 +119,7 @@ def align_names(board: Mapping[str, Array], reference: Mapping[str, Array]) -> M
 
 
 def _gain(metric: Metric, sample: EvaluatedSample) -> float:
-    """Return how much better the board's score is; negative infinity if a score is not a number."""
+    """Return the difference by which the board's score is better than the reference's; negative infinity for NaN."""
     board, reference = parse_number(sample.board.value), parse_number(sample.reference.value)
     assert board is not None and reference is not None
     gain = board - reference if metric.is_higher_better else reference - board
@@ -125,7 +127,7 @@ def _gain(metric: Metric, sample: EvaluatedSample) -> float:
 
 
 def _to_unit(metric: Metric, samples: Sequence[EvaluatedSample]) -> Values:
-    """Return the gains of a bounded metric, moved to 0..1: 0.5 is no difference."""
+    """Return the gains of a bounded metric, scaled to 0..1, where 0.5 means no difference."""
     assert metric.bounds is not None
     span = metric.bounds[1] - metric.bounds[0]
     return np.array([_gain(metric, one) for one in samples], np.float64) / (2 * span) + 0.5
@@ -139,7 +141,7 @@ def _to_difference(metric: Metric, unit: float) -> float:
 
 
 def _count_discordant(metric: Metric, samples: Sequence[EvaluatedSample]) -> tuple[int | None, int | None]:
-    """Return how many samples only the board, and only the reference, answers correctly.
+    """Return the number of samples that only the board predicts correctly, and the same for the reference.
 
     Both are None if the metric does not score samples with 0 or 1.
     """

@@ -41,7 +41,7 @@ def write_evaluation(record: EvaluationRecord, folder: Path) -> None:
 def read_samples(folder: Path) -> list[EvaluatedSample]:
     """Return the finished samples in the order of their runs.
 
-    A killed process may leave an incomplete last line, which does not count. Of several results of a sample, the first
+    A killed process may leave an incomplete last line, which is ignored. If a sample has several results, the first one
     counts.
 
     Raises:
@@ -64,7 +64,7 @@ def read_samples(folder: Path) -> list[EvaluatedSample]:
 
 @contextmanager
 def open_samples(folder: Path) -> Iterator[Callable[[EvaluatedSample], None]]:
-    """Yield a function that appends a finished sample to the file, so that a killed process loses none."""
+    """Yield a function that appends a finished sample to the file. The sample survives a crash of this process."""
     path = folder / _SAMPLES
     with storing(folder):
         remove_incomplete_line(path)

@@ -1,1 +1,1 @@
-"""Gate for `hil gate`: decide whether a commit makes answers wrong or programs slower."""
+"""Gate for `hil gate`: decide whether a commit makes outputs wrong or programs slower."""

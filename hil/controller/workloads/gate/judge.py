@@ -1,4 +1,4 @@
-"""Judge a series from the history and from what the gate measured again: pure functions."""
+"""Judge a series from the history and from new measurements of the gate. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 
-# If both programs take this much longer or shorter than stored, the board does not work as it did.
+# If the times of both programs differ from the stored times by more than this share, the board has changed.
 BOARD_CHANGE = 0.25
 
 
 @dataclass
 class Remeasurement:
-    """What a gate measured again.
+    """Results of a gate's new measurement of a suspect.
 
     Attributes:
-        old, new: outcome of the program, "" if it was not run again.
-        new_reason: reason of the new program's outcome.
-        budget_s: board time of this measurement.
+        old, new: outcomes of the old and the new program; "" if a program was not run again.
+        new_reason: reason for the new program's outcome.
+        budget_s: maximum board time of this measurement in seconds.
         error: error of the board or of the stored files that ended the measurement, or "".
         is_board_error: whether the board caused the error.
-        decision: verdict on the rounds in turns; None if no time was in question.
-        rounds_needed: estimated further rounds, if undecided.
-        old_p50_ns, new_p50_ns: medians in turns.
+        decision: verdict on the measured rounds; None if the times were not suspect.
+        rounds_needed: estimated number of further rounds, if undecided.
+        old_p50_ns, new_p50_ns: medians of the measurements in turns.
     """
 
     old: str = ""
@@ -54,7 +54,7 @@ def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
     """Return the verdict on a series.
 
     Args:
-        again: what the gate measured again; None if it did not run the programs.
+        again: the new measurement; None if the gate did not run the programs.
     """
     verdict, reason = _judge_again(case, again) if again is not None else _judge_stored(case)
     changes = list_changes(case.old, case.new) if case.old is not None else []
@@ -105,7 +105,7 @@ def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
     if case.suspect is None:
         return "no change", "within the variation of the history"
     if is_same and _has_new_tools(case) and case.suspect.direction == "slower":
-        # The old runtime is not available for a measurement.
+        # The old runtime is not available, so the programs cannot be measured again.
         return "toolchain", f"same program as {_name_run(old)}, slower by the stored times"
     if is_same:
         return "no change", f"same program as {_name_run(old)}"

@@ -1,4 +1,4 @@
-"""Choose what a gate judges: for each series, the commit's measurement and the baseline's."""
+"""Choose the measurements to judge: for each series, one of the commit and one of the baseline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GateCase:
     Attributes:
         new: measurement of the judged commit.
         old: measurement to compare with; None without a baseline.
-        suspect: what the history shows, most serious first; None if nothing is suspect.
+        suspect: the most serious finding in the history; None if nothing is suspect.
         is_stored: whether the history has the programs of both measurements.
     """
 
@@ -38,7 +38,7 @@ class GateCase:
 
 @dataclass(frozen=True)
 class GatePlan:
-    """Series to judge, and series of the baseline without a measurement of the judged commit."""
+    """Series to judge, and series of the baseline that the judged commit did not measure."""
 
     cases: list[GateCase]
     unmeasured: list[SeriesKey]
@@ -47,13 +47,13 @@ class GatePlan:
 def plan_gate(
     store: HistoryStore, *, baseline: str, commit: str, min_effect: float, ancestors: Collection[str] | None = None
 ) -> GatePlan:
-    """Choose the measurements of a commit, and those of the baseline branch to compare with.
+    """Choose the measurements of a commit, and the measurements of the baseline branch for the comparison.
 
     Args:
         commit: commit or its first digits; "" judges the newest measurement of each series.
-        min_effect: smallest relative change that must be found.
-        ancestors: the commit and its ancestors. The baseline is limited to them, so that a branch is not blamed for
-            what it does not contain, and another branch of the same name is no baseline. None if they are unknown.
+        min_effect: smallest relative change to detect.
+        ancestors: the commit and its ancestors; None if unknown. Only measurements of these commits are used as a
+            baseline, so that changes outside the branch do not count, and another branch of the same name is not used.
 
     Raises:
         UsageError: the commit is ambiguous, or the branch was never measured.
@@ -68,7 +68,7 @@ def plan_gate(
         usable = [entry for entry in entries if _is_baseline(entry, baseline, ancestors)]
         if measured:
             commits.update(entry.source.commit for entry in measured)
-            # A board error is judged only if the commit has no other measurement.
+            # Judge a board error only if the commit has no other measurement.
             judged = [entry for entry in measured if entry.outcome not in BOARD_OUTCOMES] or measured
             plan.cases.append(_plan_case(store, usable, judged[-1], min_effect))
         elif usable:
@@ -103,7 +103,8 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     )
     suspect = suspects[0] if suspects else None
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
-    # The program of the compared run may be deleted, and a failed run proves nothing about the new one.
+    # Use the program of an earlier run if necessary: the program of the compared run may be deleted, and a failed run
+    # is no baseline.
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)

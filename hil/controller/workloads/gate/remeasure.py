@@ -1,4 +1,4 @@
-"""Run the programs of a suspect again, in turns on the same board, until the verdict is clear."""
+"""Run both programs of a suspect again, in turns on the same board, until the verdict is clear."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, HilError, UsageError
 
-# More rounds do not help: the noise of the board hides the effect.
+# Maximum number of rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
 _KINDS = ("run", "bench")
 _STAGES = 100
@@ -42,8 +42,8 @@ class Remeasurer:
     """Measure suspects again.
 
     Attributes:
-        job: options of the command; its board replaces the board of the stored runs.
-        find_rounds: returns the log ratios of earlier decisions on a board, whose noise is then known.
+        job: options of the command. The board in these options, if any, replaces the board of the stored runs.
+        find_rounds: returns the log ratios of earlier decisions on a board, from which the board's noise is estimated.
     """
 
     store: HistoryStore
@@ -59,7 +59,7 @@ class Remeasurer:
     ) -> Remeasurement:
         """Run both programs of a suspect.
 
-        An error ends the measurement and becomes part of the result, because the other suspects can still be measured.
+        An error ends the measurement and is stored in the result, so that other suspects can still be measured.
 
         Args:
             budget_s: maximum board time; the current round is completed.
@@ -90,7 +90,7 @@ class Remeasurer:
         run = open_run(case.new)
         job = self.choose_job(run)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
-        begun = time.monotonic()  # waiting for the board is not board time
+        begun = time.monotonic()  # the wait for the board does not count as board time
         try:
             sides = [
                 self._run_side(label, run, case.new, entry, job, session)
@@ -132,7 +132,7 @@ class Remeasurer:
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> None:
-        # The history may show a faster program because the board became faster.
+        # If the history shows a faster program, test both directions, because the board may have become faster.
         direction: Direction = "both" if case.suspect is not None and case.suspect.direction == "faster" else "slower"
         noise = pool_noise(self.find_rounds(case.new.key.board))
         decision = SequentialDecision(self.min_effect, direction=direction, noise=noise)
@@ -177,7 +177,7 @@ class Remeasurer:
                 break
 
     def choose_job(self, run: Run) -> Job:
-        """Return the job of a stored run with the board to use. Records of other users must not select boards."""
+        """Return the job of a stored run, with the board to use. Records of other users must not choose the board."""
         stored = Job.of_record(run.record.request)
         if is_own := is_sealed(run.folder, run.record.request):
             if self.job.board or self.job.hw_type:
@@ -189,7 +189,8 @@ class Remeasurer:
     def restore_entry(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
         """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
 
-        Otherwise the inputs are those of the new run. Its references apply to its own program only.
+        Otherwise, the case gets the inputs of the new run. The references of the new run are used only for its own
+        program.
         """
         if entry is not measured and (stored := _find_run(entry)) is not None:
             run, measured = stored, entry

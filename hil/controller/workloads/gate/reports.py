@@ -18,10 +18,10 @@ from hil.core import own_version
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _COMMIT = 9
-# Limits in Markdown: a comment on GitHub has at most 65,536 characters.
+# Maximum number of rows in Markdown, because a comment on GitHub has at most 65,536 characters.
 _ROWS_MOST = 100
 _DETAILS_MOST = 20
-# Verdict -> explanation, for SARIF's rules and the help of readers.
+# Verdict -> explanation, for the rules in SARIF and for readers of reports.
 MEANINGS = {
     "broken": "the new program fails, and the old program still passes, or there is none",
     "regressed": "the new program is slower, measured in turns on the same board",
@@ -55,7 +55,7 @@ def describe_total(record: GateRecord) -> str:
 
 
 def list_details(one: GateVerdict) -> Iterator[str]:
-    """Yield what explains a verdict that is not ``no change``: outcomes, programs, changed tools and boards."""
+    """Yield details of a verdict other than ``no change``: outcomes, programs, changed tools and boards."""
     if one.verdict in ("no change", "new"):
         return
     for title, side in (("baseline", one.old), ("this commit", one.new)):
@@ -69,7 +69,7 @@ def list_details(one: GateVerdict) -> Iterator[str]:
 
 
 def _list_cause(cause: GateCause) -> Iterator[str]:
-    """Yield the result of the search of commits, and the tested commits."""
+    """Yield the result of the commit search, and the tested commits."""
     if cause.candidates and not cause.reason:
         (found,) = cause.candidates
         yield f"first bad commit: {found.commit[:_COMMIT]} {found.subject}"
@@ -83,7 +83,7 @@ def _list_cause(cause: GateCause) -> Iterator[str]:
 
 
 def make_markdown(record: GateRecord) -> str:
-    """Return a summary for a pull request: a table of all series, and details of those that changed."""
+    """Return a summary for a pull request: a table of all series, and details of the series that changed."""
     failed = [one for one in record.verdicts if one.verdict in record.fail_on]
     undecided = sum(one.verdict == "undecided" for one in record.verdicts)
     title = counted(len(failed), "failure") if failed else "passed"
@@ -106,7 +106,10 @@ def make_markdown(record: GateRecord) -> str:
 
 
 def make_junit(record: GateRecord) -> str:
-    """Return a document with a test case per series. Verdicts of ``fail_on`` are failures, board faults errors."""
+    """Return a document with a test case per series.
+
+    Verdicts in ``fail_on`` become failures, and board faults errors.
+    """
     suite = ElementTree.Element("testsuite", name=f"hil gate {plain(record.baseline)}")
     for one in record.verdicts:
         about = {"classname": plain(one.key.model), "name": plain(_name_series(one)), "time": f"{one.board_s:.3f}"}
@@ -128,7 +131,7 @@ def make_junit(record: GateRecord) -> str:
 def make_sarif(record: GateRecord) -> str:
     """Return SARIF 2.1.0 for code scanning: a result per series that changed or could not be judged.
 
-    Its location is the model's file, relative to the repository.
+    The location of a result is the model's file, relative to the repository.
     """
     rules = [{"id": name.replace(" ", "-"), "shortDescription": {"text": text}} for name, text in MEANINGS.items()]
     driver = {"name": "hil gate", "version": own_version(), "rules": rules}

@@ -1,4 +1,4 @@
-"""File of a gate with the rounds of its measurements, which is written after each round."""
+"""File with the measured rounds of a gate, written after each round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import storing
 
 ROUNDS = "rounds.csv"
-# The noise of a board is known from this many earlier gates.
+# Number of earlier gates from which the noise of a board is estimated.
 _GATES_MOST = 20
 
 
@@ -23,7 +23,7 @@ class RoundsKey:
 
     Attributes:
         old: digest of the old program.
-        new: judged run, or the commit that --bisect tests.
+        new: judged run, or commit that --bisect tests.
     """
 
     series: str
@@ -44,7 +44,7 @@ class RoundsFile:
         csv.writer(line, lineterminator="\n").writerow((key.series, key.old, key.new, key.board, repr(log_ratio)))
         path = self.folder / ROUNDS
         with storing(self.folder):
-            # Of a number that is cut off, the start would be another number.
+            # Remove an incomplete line first, because the start of a cut number would be read as a different number.
             remove_incomplete_line(path)
             with path.open("a") as file:
                 file.write(line.getvalue())

@@ -31,7 +31,7 @@ DEFAULT_BUDGET_S = 300.0
 DEFAULT_FAIL_ON = ("regressed", "broken")
 GATES = Path("hil-gates")
 DOCUMENT = "gate.json"
-# Value of `fail_on` for a series of the baseline that the commit did not measure.
+# Value in `fail_on` for series of the baseline that the commit did not measure.
 UNMEASURED = "unmeasured"
 _COMMIT_LEAST = 4
 
@@ -45,7 +45,7 @@ class GateJob:
         budget_s: maximum board time in seconds, for all suspects together.
         fail_on: verdicts with exit code 1.
         resume: name of an interrupted gate to continue, or "". The settings of the stored gate apply.
-        bisect: build command to search the commits of failures with; None does not search.
+        bisect: build command for the search for the commits that caused failures; None: no search.
         build_timeout_s: maximum duration of a build in seconds.
     """
 
@@ -61,7 +61,7 @@ class GateJob:
 
 
 def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Progress) -> GateRecord:
-    """Judge the newest measurements against those of the baseline, and measure suspects again.
+    """Compare the newest measurements with the measurements of the baseline, and measure suspects again.
 
     Returns:
         The record; after Ctrl-C, with the verdicts so far.
@@ -80,7 +80,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
             screen.note(f"gate {run.id} is finished; run hil gate again for a new one")
             return record
         if gate.bisect is None and record.bisect is not None:
-            # A stored command must not run: the record may be from another user.
+            # Do not run the stored command, because the record may be from another user.
             raise UsageError(f"gate {run.id} uses --bisect", hint="repeat --bisect with the build command")
         record.bisect = gate.bisect
         return _GateRun(gate, run, record, _plan(store, record), store, screen, repository).run(context)
@@ -109,9 +109,9 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
 
 
 def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
-    """Return what the gate judges. Raises UsageError if there is nothing."""
+    """Return the series to judge. Raises UsageError if there are none."""
     ancestors = None
-    with contextlib.suppress(UsageError):  # outside of a repository, or another repository's history
+    with contextlib.suppress(UsageError):  # not in a repository, or the history of another repository
         ancestors = GitRepository.find(Path()).list_ancestors(record.commit) if record.commit else None
     plan = plan_gate(
         store,
@@ -189,7 +189,7 @@ class _GateRun:
             self._save()
 
     def _search_commits(self, repository: GitRepository, again: Remeasurer, rounds: RoundsFile) -> None:
-        """Search the commits of failures, with --bisect."""
+        """Search for the commits that caused failures, with --bisect."""
         cases = {(case.series, case.new.run): case for case in self._plan.cases}
         suspects = [
             (cases[one.series, one.new.run], one)

@@ -15,7 +15,7 @@ from hil.controller.storage.history.programs import ProgramSource, combine_diges
 
 
 class CaseProgramFinder:
-    """Finder of programs. The cache's entries are listed once."""
+    """Finder of programs. The entries of the cache are listed only once."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache or Cache()
@@ -26,7 +26,7 @@ class CaseProgramFinder:
         """Return the program of a case, or None if it is not available.
 
         Args:
-            folders: directories that may contain the files. The cache is searched, too.
+            folders: directories that may contain the files. The cache is also searched.
         """
         digests = artifact.digests
         if not digests:

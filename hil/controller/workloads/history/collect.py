@@ -30,7 +30,7 @@ from hil.controller.workloads.suites.reports.results import worst_output
 from hil.controller.workloads.suites.store import HEAD, SuiteRun
 from hil.errors import UsageError
 
-# Values of a board's machine description that are not part of its stack.
+# Values of a board's machine description that do not belong to the software and hardware stack.
 _NOT_STACK = ("hostname", "cpu_features", "boot_id")
 _BENCH = "bench.json"
 
@@ -87,7 +87,7 @@ class Collector:
             if case.outcome is None:
                 self.found.skipped.append(f"{record.id}: {case.name} has not ended")
             elif side is not None and side.from_run is not None:
-                # The program is from an earlier commit.
+                # Skip the case, because its program is from an earlier commit.
                 self.found.skipped.append(f"{record.id}: {case.name} is from {side.from_run}")
             else:
                 program = self._keep_program(case, run)
@@ -236,7 +236,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
 
 
 def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:
-    """Return the deviation of the worst output."""
+    """Return the error of the worst output."""
     worst = worst_output(outputs)
     names = ("max_abs", "rmse", "sqnr_db", "mismatches")
     return AnswerError(against=against, **{name: getattr(worst, name, None) for name in names})

@@ -36,7 +36,7 @@ from hil.core.files import read_file
 from hil.errors import UsageError, one_of
 
 MAX_BYTES = 256 << 20
-# Times outside of these limits are not measurements of an iteration: below a picosecond, or above a year.
+# Limits for the time of an iteration in ns: a picosecond and a year. Other times are not measurements.
 _LEAST_NS, _MOST_NS = 1e-3, 3.2e16
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 # Polygraphy adds a number and the date to names of runners: onnxrt-runner-N0-11/30/26-04:28:45.
@@ -48,8 +48,8 @@ class ForeignCase:
     """A measurement in a file.
 
     Attributes:
-        samples_ns: times of iterations, or means of repetitions, in ns.
-        p50_ns: median, if it is not that of the samples.
+        samples_ns: times of the iterations, or means of the repetitions, in ns.
+        p50_ns: median in ns, if it differs from the median of the samples.
         created: seconds since the epoch, or None if the file has no date.
     """
 
@@ -69,7 +69,7 @@ class ForeignCase:
 
 @dataclass(frozen=True)
 class ForeignNames:
-    """Names that the files lack. Empty values are taken from the file, or else from its name."""
+    """Names that the files do not contain. Empty values are taken from the file, or else from the file's name."""
 
     model: str = ""
     board: str = ""
@@ -79,7 +79,7 @@ class ForeignNames:
 def read_foreign(path: Path, kind: str, names: ForeignNames, source: SourceState) -> list[HistoryEntry]:
     """Read a file of another tool.
 
-    The run ID of the entries is derived from the content, so importing a file again adds nothing.
+    The run ID of the entries is derived from the content, so importing the same file twice adds no entries.
 
     Args:
         kind: a key of :data:`FORMATS`, or "" to detect the format.
@@ -264,7 +264,10 @@ _MEMORY = re.compile(r"(?:Overall peak memory footprint \(MB\) via periodic moni
 
 
 def _read_benchmark_model(data: bytes) -> Iterator[ForeignCase]:
-    """Read a log, or several in one file. The last line with a count is the measurement; lines before it warm up."""
+    """Read a log, or several logs in one file.
+
+    In each log, the last line with a count is the measurement; earlier lines are warm-ups.
+    """
     model, counted, case = "", None, None
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
         place = f"line {number}"

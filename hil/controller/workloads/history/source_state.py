@@ -14,7 +14,7 @@ from hil.controller.storage.origin import is_tree_dirty, origin_of
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Source state as the user gives it. Empty values are taken from the run, then from the working tree."""
+    """Source state given by the user. Empty values are taken from the run, or else from the working tree."""
 
     commit: str = ""
     branch: str = ""
@@ -30,7 +30,8 @@ class SourceOptions:
     def state_of(self, origin: Origin | None) -> SourceState:
         """Return the source state of a run.
 
-        Only the current working tree is checked for uncommitted changes. A run of another commit has unknown changes.
+        Uncommitted changes can be checked only in the current working tree. For a run of another commit, they are
+        unknown.
 
         Args:
             origin: origin of the run, or None.
@@ -46,10 +47,10 @@ class SourceOptions:
 def shorten_model(path: str) -> str:
     """Return a model's path relative to the repository or working directory, or else its name.
 
-    Thus the series of a model is the same in every checkout and subdirectory.
+    The series of a model is therefore the same in every checkout and subdirectory.
     """
     here = Path.cwd()
     root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    # Do not resolve links: a link may be the only part of the path inside of the repository.
+    # Do not resolve symbolic links: the target of a link may be outside of the repository.
     full = Path(os.path.normpath(here / path))
     return full.relative_to(root).as_posix() if full.is_relative_to(root) else PurePosixPath(path).name

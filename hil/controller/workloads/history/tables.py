@@ -60,7 +60,7 @@ def describe_key(key: SeriesKey) -> str:
 
 
 def list_notes(entry: HistoryEntry) -> Iterator[str]:
-    """Yield an entry's annotations, and the reason of a failure."""
+    """Yield an entry's annotations, and the reason for a failure."""
     for note in entry.annotations:
         yield f"note: {line(note.text)}"
     if entry.outcome not in ("PASS", "SKIP") and entry.reason:
@@ -68,7 +68,7 @@ def list_notes(entry: HistoryEntry) -> Iterator[str]:
 
 
 def write_csv(entries: Iterable[HistoryEntry]) -> str:
-    """Return entries as CSV, without samples. Texts that start like a formula are marked as text."""
+    """Return entries as CSV, without samples. Texts that look like a formula are escaped."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(CSV_HEADS)

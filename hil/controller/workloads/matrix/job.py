@@ -114,7 +114,7 @@ class Matrix:
         other targets still run.
 
         Raises:
-            HilError: no target could run: the first error. The matrix is deleted.
+            HilError: no target could run. The error is the first target's, and the matrix is deleted.
             StorageError: the directory cannot be written.
             KeyboardInterrupt: Ctrl-C; partial results and reports are stored.
         """
@@ -164,12 +164,12 @@ class Matrix:
     def _store_outcome(self, report: MatrixReport, exit_code: int) -> None:
         """Store the outcome and the exit code."""
         words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
-        # As for runs, SKIP is the outcome only if all cases were skipped.
+        # As in runs, the outcome is SKIP only if all cases were skipped.
         words.sort(key=lambda word: word == Outcome.SKIP)
         self.save(outcome=max(words, key=exit_code_for, default=None), exit_code=exit_code)
 
 
 def _list_sealed(head: MatrixRun) -> dict[str, Any]:
-    """Return the fields that nobody else may change before the matrix resumes."""
+    """Return the fields that no other user may change before the matrix is resumed."""
     targets = [[one.name, one.options] for one in head.targets]
     return {"kind": head.kind, "request": head.request, "targets": targets}

@@ -110,7 +110,7 @@ class MatrixReport:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of the cells' statistics. Only a matrix with prompts has those of generations."""
+        """Names of the cells' statistics. Only a matrix with prompts has the statistics of generations."""
         records = (cell.record for row in self.rows for cell in row.cells)
         return STATISTICS + (_OF_PROMPTS if any(one and one.generation for one in records) else ())
 
@@ -263,7 +263,9 @@ def nothing_of(folder: Path) -> SuiteResults:
 
 
 def matrix_of(folders: Sequence[Path]) -> MatrixReport:
-    """Combine stored runs to a matrix, named by distinguishing properties. A matrix contributes all targets.
+    """Combine stored runs into a matrix.
+
+    The columns are named by properties that differ. A stored matrix adds all its targets.
 
     Raises:
         UsageError: a run is unreadable, or given twice.
@@ -294,7 +296,7 @@ _FACTS: tuple[Callable[[SuiteResults], str], ...] = (
 def _choose_names(targets: Sequence[TargetResults]) -> list[str]:
     """Return a name per run from the flow, runtime and boards that differ.
 
-    If that is ambiguous, use directory names.
+    If such names are not unique, use directory names.
     """
     facts = [[fact(target.run) for target in targets] for fact in _FACTS]
     telling = [values for values in facts if len(set(values)) > 1]

@@ -33,7 +33,7 @@ class MatrixTarget:
 
 
 def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
-    """Return all combinations of values, the last axis changing first. Without repeated options, return one target.
+    """Return all combinations of values; the last axis varies fastest. Without repeated options, return one target.
 
     Args:
         axes: key of :data:`AXES` -> given values. An empty axis does not change the field.
@@ -53,6 +53,6 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
 
 
 def _shorten_value(value: str) -> str:
-    """Return a value's form for names: the flow's name for ``FILE.toml:NAME``, the stem of a file."""
+    """Return a short form of a value for names: the flow's name for ``FILE.toml:NAME``, or the stem of a file."""
     file, suffix, chosen = value.partition(".toml")
     return safe_name((chosen.removeprefix(":") or Path(file).name) if suffix else value)

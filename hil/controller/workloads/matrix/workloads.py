@@ -130,7 +130,7 @@ def trace_matrix(
     job: Job, targets: Sequence[MatrixTarget], against: Path | None, *, screen: run_context.Progress
 ) -> Done:
     """Replay a stored trace on all targets, as :func:`job_matrix` does."""
-    # Resolve run IDs now: the targets' runs are stored elsewhere.
+    # Resolve run IDs now, because the targets use another directory for their runs.
     job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
     against = find_one(against, job.out) if against is not None else None
     return _run_files(_create_matrix("trace", job, targets, ""), partial(run_trace, against=against), screen)
@@ -174,7 +174,7 @@ def _apply_target(job: Job, target: MatrixTarget) -> Job:
 
 
 def _raise_if_unreached(run: Callable[[MatrixTarget, Path], RunRecord]) -> Callable[[MatrixTarget, Path], object]:
-    """Wrap a run: if the run never reached the board, raise the board's error. Such runs are not stored."""
+    """Wrap a function: if its run never reached the board, raise the board's error. Such runs are not stored."""
 
     def reached(target: MatrixTarget, folder: Path) -> object:
         record = run(target, folder)

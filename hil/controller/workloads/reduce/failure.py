@@ -22,10 +22,11 @@ _REDUCIBLE = frozenset(
         Outcome.TIMEOUT,
     }
 )
-# A wrong output may come closer to the reference by this much. More is a different failure, such as rounding.
+# During a reduction, the SQNR of a wrong output may increase by at most this many dB. A larger increase shows a
+# different failure, such as rounding.
 _CLOSER_DB = 30.0
 _OPERATION = r"['\"]([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)['\"]"
-# Parts of messages that depend on the model: names, types, numbers. Names of a compiler's operations remain.
+# Parts of messages that depend on the model: names, types and numbers. The names of a compiler's operations are kept.
 _VARIABLE = (
     (re.compile(rf"(?:(?<=\boperation )|(?<=\boperation: )|(?<=\bop )){_OPERATION}|{_OPERATION}(?= op\b|\()"), r"\1\2"),
     (re.compile(r"'[^']*'|\"[^\"]*\"|@[\w$.]+|%[\w$.]+"), "_"),
@@ -37,13 +38,13 @@ _VARIABLE = (
 
 @dataclass(frozen=True)
 class Failure:
-    """How a case failed."""
+    """Properties of a failure, for the comparison with other failures."""
 
     outcome: str
     stage: str
     # kind of a difference (values, nonfinite, type), or the error message without names, types and numbers.
     kind: str
-    sqnr_db: float | None = None  # lowest of the wrong outputs; None if not defined
+    sqnr_db: float | None = None  # lowest SQNR of the wrong outputs; None if undefined
 
     def is_same(self, other: Failure) -> bool:
         """Return True if ``other`` is the same failure, in a smaller model."""
@@ -55,7 +56,7 @@ class Failure:
 
 
 def failure_of(case: Case) -> Failure | None:
-    """Return how a case failed, or None if the case passed, or failed in a way that cannot be reduced."""
+    """Return the failure of a case. Return None if the case passed, or if its failure cannot be reduced."""
     outcome = case.outcome
     if outcome not in _REDUCIBLE:
         return None
@@ -65,7 +66,7 @@ def failure_of(case: Case) -> Failure | None:
         kind = next((kind for kind in ("type", "nonfinite", "values") if kind in kinds), "")
         ratios = [one.sqnr_db for one in wrong if one.sqnr_db is not None]
         return Failure(outcome.value, case.stage, kind, min(ratios, default=None))
-    # UNSTABLE depends on outputs, which have no message to compare.
+    # For UNSTABLE, there is no message to compare.
     kind = "" if outcome is Outcome.UNSTABLE else normalise(case.reason)
     return Failure(outcome.value, case.stage, kind)
 
@@ -81,7 +82,10 @@ def normalise(message: str) -> str:
 
 
 def require_failure(case: Case) -> Failure:
-    """Return how a case failed. Raises UsageError if its outcome cannot be reduced, and the error of a board."""
+    """Return the failure of a case.
+
+    Raises UsageError if the outcome cannot be reduced, and BoardError if the board failed.
+    """
     if case.outcome in BOARD_OUTCOMES and case.error is not None:
         raise case.error
     failure = failure_of(case)

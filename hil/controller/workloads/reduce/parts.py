@@ -16,7 +16,7 @@ MODEL = "model.onnx"
 def write_base(
     path: str, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]], folding: bool, folder: str
 ) -> dict[str, Any]:
-    """Write the nodes that the outputs need, with known types, as the model to cut parts from.
+    """Write the base model for the parts: the nodes that the outputs need, with known types.
 
     Args:
         observed: tensor -> [dtype, shape] from a run of the reference; empty without a run.
@@ -37,11 +37,12 @@ def write_base(
 def write_part(base: str, numbers: Sequence[int], folder: str) -> dict[str, Any]:
     """Write nodes of a base model as a model.
 
-    Values of other nodes become inputs. Outputs are the model's outputs, and the values that no chosen node uses.
+    Values of other nodes become inputs. The outputs are the outputs of the model, and values that none of these nodes
+    uses.
 
     Returns:
-        ``inputs``: [name, dtype, shape] of each input, empty if a value at the edge is not a tensor;
-        ``nodes``: number of nodes, with those that compute constants.
+        ``inputs``: [name, dtype, shape] of each input; empty if an input or output is not a tensor;
+        ``nodes``: number of nodes, including nodes that compute constants.
     """
     graph = FoldedGraph(Path(base), {}, {}, folding=False)
     chosen = graph.with_constants(numbers)

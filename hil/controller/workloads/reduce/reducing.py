@@ -50,7 +50,7 @@ from hil.errors import (
 
 MAX_RUNS = 64
 _LOG = "reduce.log"
-# Key of the last run in the journal.
+# Key of the final run in the journal.
 _RESULT = "result"
 _TIMEOUT_S = 600.0
 
@@ -66,13 +66,13 @@ def reduce_model(
 ) -> ReduceRecord:
     """Find a small model that fails like the job's model, and write a report.
 
-    Each smaller model runs on the board. It replaces the smallest model so far if it fails in the same way: the same
-    outcome and stage, and the same kind of difference or error message.
+    Each smaller model runs on the board. A model that fails in the same way replaces the smallest model so far. The
+    same way means: the same outcome and stage, and the same kind of difference or error message.
 
     Args:
         job: one model with options as for a run. With ``resume``, only ``out`` is used.
         max_runs: maximum number of runs, including the runs of the whole model and of the result.
-        resume: directory of an interrupted reduction. The record of a finished one is returned.
+        resume: directory of an interrupted reduction. For a finished reduction, the stored record is returned.
         signing_key: private key that signs the bundle; None writes an unsigned bundle.
 
     Raises:
@@ -87,7 +87,7 @@ def reduce_model(
         check_seal(resume, record.request)
         if record.finished:
             return record
-        # A killed process may have run the result without writing it.
+        # Forget the final run: a killed process may have run the result without writing the files.
         record.trials = [trial for trial in record.trials if trial.key != _RESULT]
         job = Job.of_record(record.request)
         folder = resume
@@ -155,7 +155,7 @@ class _Reduction:
     case: Case  # the whole model, imported
 
     def run(self, signing_key: Path | None) -> None:
-        """Run all steps. Whatever ends the search, the smallest model so far is written."""
+        """Run all steps. The smallest model so far is written, even if an error ends the search."""
         trials, record = self.trials, self.trials.record
         try:
             trials.run_whole(self.case)
@@ -245,7 +245,7 @@ class _Reduction:
         return self.trials.test(f"{base.parent.name} {_ranges(chosen)}", text, make)
 
     def _value(self, name: str, dtype: str, shape: Sequence[Any], values: Activations | None) -> Array:
-        """Return the value of a tensor in the whole model. Without a reference, return random values."""
+        """Return the values of a tensor in the whole model. Without a reference, return random values."""
         given = self.case.inputs or {}
         if name in given:
             return given[name]
@@ -255,7 +255,7 @@ class _Reduction:
         return random_tensor(TensorSpec(name, dtype, tuple(sizes)), sizes, seed=self.case.options.seed)
 
     def _convert(self) -> tuple[Model, Activations | None]:
-        """Return the model as ONNX, and the reference's values of all tensors; None if there is no reference."""
+        """Return the model as ONNX, and the reference's values of all tensors (None without a reference)."""
         model, inputs, context = self.case.model, self.case.inputs, self.trials.context
         assert model is not None and inputs is not None
         if model.format != "onnx":
@@ -302,7 +302,10 @@ class _Reduction:
         return Candidate(folder / MODEL, load_tensors(folder / "inputs"), best.nodes)
 
     def _run_smallest(self) -> Case | None:
-        """Run the smallest model again, for both answers. None if nothing was reduced."""
+        """Run the smallest model again, for the outputs of the board and the reference.
+
+        Return None if nothing was reduced.
+        """
         best = self.trials.best
         if best is None:
             return None

@@ -64,7 +64,7 @@ def _compare_outputs(case: Case) -> list[str]:
         return []
     lines = ["## Expected and actual outputs", ""]
     given, wanted = case.result.outputs, case.references[0].outputs
-    if given.keys() != wanted.keys():  # the program has no output names: outputs are in the model's order
+    if given.keys() != wanted.keys():  # the program has no output names, so outputs are in the model's order
         given = dict(zip(wanted, given.values(), strict=False))
     for found in case.verdicts[0].outputs:
         if found.passed or found.name not in given or found.name not in wanted:
@@ -110,7 +110,7 @@ def _list_packages() -> Iterator[str]:
 
 
 def _block(text: str) -> list[str]:
-    """Return text as an indented code block, which no text can end."""
+    """Return text as an indented code block. Unlike a fenced block, no content can end it."""
     lines = text.strip("\n").splitlines()
     more = [f"... {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
     return [f"    {line[:300]}" for line in [*lines[:_LINES], *more]]

@@ -33,7 +33,7 @@ from hil.errors import UsageError
 
 REPORT, BUNDLE = "report.md", "failure.hilb"
 _PRINT_S = 60.0
-# A stock script may compile for this many seconds in addition to the timeout of a run.
+# Seconds that a script without hil may need to compile, in addition to the timeout of a run.
 _STOCK_S = 60.0
 
 
@@ -41,7 +41,7 @@ def write_result(trials: Trials, final: Case | None, signing_key: Path | None) -
     """Write the files of the smallest model to the reduction's directory, and complete the record.
 
     Args:
-        final: the last run of the smallest model; None if there was none, then only the model and inputs are written.
+        final: the final run of the smallest model. If None, only the model and the inputs are written.
 
     Raises:
         StorageError: the directory cannot be written.
@@ -99,7 +99,7 @@ def _save(folder: Path, kind: str, tensors: Mapping[str, Array], files: dict[str
 
 
 def _with_references(trials: Trials, case: Case) -> Case:
-    """Return the case with the reference's outputs. After a crash, hil has not computed them."""
+    """Return the case with the reference's outputs. If the board's program crashed, hil has not computed them yet."""
     if case.references or case.model is None or case.inputs is None:
         return case
     asked = replace(case, outcome=None, error=None, result=None)
@@ -117,7 +117,7 @@ def _print(trials: Trials) -> dict[str, Any]:
 
 
 def _make_bundle(case: Case, source: str) -> Bundle:
-    """Return a bundle with the failing program. If it cannot be compiled, the program is the model for ONNX Runtime.
+    """Return a bundle with the failing program. If the model cannot be compiled, bundle the model for ONNX Runtime.
 
     Raises:
         UsageError: the program cannot be bundled.
@@ -155,7 +155,7 @@ def _wrap_model(case: Case) -> Artifact:
 
 
 def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Sequence[str]) -> StockScript | None:
-    """Return the commands without hil; None if there are none for the runtime."""
+    """Return a script that reproduces the failure without hil, or None if the runtime has no such commands."""
     runtime, config, options = trials.record.runtime, trials.choice.config, case.options
     if runtime == "onnxruntime":
         return onnxruntime_script(inputs, expected, options.rtol, options.atol)
@@ -175,7 +175,7 @@ def _why_not(trials: Trials) -> str:
 
 
 def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
-    """Run a script on this machine if it may fail here. Return the lines of the report on how to reproduce."""
+    """Run a script if the failure can occur on this machine. Return the report's lines about the reproduction."""
     lines = [f"`{script.command}` reproduces the failure without hil:", ""]
     lines += [f"    {line}" for line in script.text.strip().splitlines()]
     is_local = case.outcome in COMPILING or trials.choice.config.simulator is not None

@@ -1,7 +1,7 @@
-"""Search for a small set of items that still fails: pure functions over a test.
+"""Search for a small set of items that still fails. Pure functions, which call a test.
 
-A test gets item numbers in ascending order, and returns True for the same failure. It may be expensive, so each
-function tests a set at most once. To stop a search, the test raises an exception.
+A test gets item numbers in ascending order, and returns True if the same failure occurs. Tests may be expensive, so
+each function tests a set at most once. A test raises an exception to stop the search.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Fails = Callable[[Items], bool]
 
 
 def find_window(count: int, fails: Fails) -> Items:
-    """Return consecutive items that fail, where all ``count`` items are known to fail.
+    """Return a range of consecutive items that fails. All ``count`` items together are known to fail.
 
     The search finds the shortest failing prefix by bisection, then the shortest failing suffix of the prefix. It
-    assumes that more items also fail. With a single faulty item, the result is this item, after about log2(count) + 1
-    tests.
+    assumes that a set with more items also fails. If there is a single faulty item, the result is this item, after
+    about log2(count) + 1 tests.
     """
     low, end = 0, count  # the prefix of ``end`` items fails
     while end - low > 1:
@@ -27,7 +27,7 @@ def find_window(count: int, fails: Fails) -> Items:
             end = middle
         else:
             low = middle
-    # A single faulty item is the last of the prefix, so try short suffixes first.
+    # Try short suffixes first, because a single faulty item is the last item of the prefix.
     passed, width = 0, 1
     while width < end and not fails(tuple(range(end - width, end))):
         passed, width = width, width * 2
@@ -42,7 +42,7 @@ def find_window(count: int, fails: Fails) -> Items:
 
 
 def minimise(items: Sequence[int], fails: Fails) -> Items:
-    """Return a 1-minimal subset of items that fail: without any one of them, the rest does not fail.
+    """Return a 1-minimal failing subset: if any one item is removed, the remaining items do not fail.
 
     Source: ddmin, A. Zeller and R. Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE TSE 28 (2002).
     """

@@ -19,23 +19,24 @@ from hil.core.tensors import Array, dtype_of
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
-# Larger constants are replaced by random values.
+# Constants with more elements are replaced by random values.
 _SMALL_ELEMENTS = 16
-# Integer constants up to this length may be parameters that contain a size, such as the shape of a Reshape.
+# Integer constants with at most this number of elements may contain a size, such as the shape parameter of Reshape.
 _SHAPE_ELEMENTS = 8
 _SIZES = (1, 2, 8)
-# Constants to replace one by one, if not all can be replaced.
+# Maximum number of constants to replace one by one, if they cannot all be replaced together.
 _CONSTANTS = 8
-# The start of a long list of values in a model's text.
+# Matches a long list of values in a model's text; the group is the start to keep.
 _LONG_LIST = re.compile(r"(\{[^{}]{60})[^{}]*(?=\})")
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 
-# A change: ``kind`` (size, constants or attribute) with the arguments of the function that makes it, and ``text``.
+# A change to the model: ``kind`` (size, constants or attribute), the arguments of the function for this kind, and
+# ``text``.
 Change = dict[str, Any]
 
 
 def list_changes(model: str, inputs: str) -> list[list[Change]]:
-    """Return possible changes. Only the first change of a group that keeps the failure applies.
+    """Return groups of possible changes. Of each group, only the first change that keeps the failure is applied.
 
     Args:
         model: the model file.
@@ -59,7 +60,7 @@ def list_changes(model: str, inputs: str) -> list[list[Change]]:
 
 
 def apply_change(model: str, inputs: str, change: Change, folder: str) -> bool:
-    """Write a changed model, and the values of the inputs to a subdirectory ``inputs``.
+    """Write a changed model, and the values of its inputs in a subdirectory ``inputs``.
 
     Returns:
         False if the changed model is invalid, or equal to the model.
@@ -106,7 +107,7 @@ def _cut(array: Array, old: int, new: int) -> Array:
 
 
 def _change_sizes(proto: Any, values: Mapping[str, Array], folder: Path, old: int, new: int) -> bool:
-    """Use ``new`` for each dimension of ``old`` elements, in inputs, constants and parameters that contain shapes."""
+    """Replace the size ``old`` by ``new`` in inputs and constants, and in parameters that contain shapes."""
     changed = False
     for value in proto.graph.input:
         if value.name in values:
@@ -128,7 +129,10 @@ def _change_sizes(proto: Any, values: Mapping[str, Array], folder: Path, old: in
 
 
 def _change_constants(proto: Any, folder: Path, names: Iterable[str]) -> bool:
-    """Replace constants by multiples of 1/8 between -1 and 1, with a fixed seed. Short decimals are readable."""
+    """Replace constants by random multiples of 1/8 from -1 to 1, with a fixed seed.
+
+    These short decimals are readable.
+    """
     chosen, changed = set(names), False
     for number, tensor in enumerate(proto.graph.initializer):
         if tensor.name in chosen:

@@ -38,7 +38,7 @@ def job_of_run(root: Path | None, name: str, case: str) -> Job:
     if job.generate is not None:
         raise UsageError("cannot reduce a generation", hint="find the wrong call with hil bisect --generate")
     given = tuple(f"{entry.name}={run.own(entry.file)}" for entry in chosen.inputs)
-    # The stored inputs have the sizes of a case with a range of sizes.
+    # Stored inputs already determine the sizes, so ignore ranges.
     ranges = {} if given else job.dim_ranges
     return replace(job, models=(Path(chosen.path),), inputs=given or job.inputs, dim_ranges=ranges, out=root)
 

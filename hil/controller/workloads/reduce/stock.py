@@ -21,7 +21,7 @@ _TAIL = 40
 _RTOL, _ATOL = 1e-3, 1e-5
 # Float types for which iree-run-module has an absolute tolerance.
 _IREE_FLOATS = ("f16", "bf16", "f32", "f64")
-# Outcomes of the compiler: no board is needed.
+# Outcomes of the compiler, which occur without a board.
 COMPILING = (Outcome.COMPILE_ERROR, Outcome.COMPILE_CRASH)
 _ORT_SCRIPT = '''"""Run model.onnx with ONNX Runtime, and compare with the expected outputs."""
 import sys
@@ -44,7 +44,7 @@ sys.exit(not same)
 
 @dataclass(frozen=True)
 class StockScript:
-    """A script that reproduces a failure: exit code 0 means that it does not occur."""
+    """Script that reproduces a failure. Exit code 0 means that the failure does not occur."""
 
     name: str
     text: str
@@ -100,17 +100,18 @@ def run_script(folder: str, command: str, limit: float) -> dict[str, Any]:
         last lines of the output.
     """
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # Symbolizing a stack trace takes seconds.
+    # Disable symbolization of stack traces, which takes seconds.
     environment: Mapping[str, str] = {**os.environ, "PATH": tools, "LLVM_DISABLE_SYMBOLIZATION": "1"}
     how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-    # A file, not a pipe: reading a pipe would wait for every process that has it.
+    # Use a file instead of a pipe: reading a pipe waits for every process that has the pipe open.
     with tempfile.TemporaryFile() as output:
         with subprocess.Popen(shlex.split(command), cwd=folder, env=environment, stdout=output, **how) as process:
             code: int | None = None
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
-                # In a session of its own, the script would survive the end of the isolated process.
+                # Kill the process tree. The script does not run in a separate session, because it would then survive
+                # the end of the isolated process.
                 kill_trees({process.pid})
         output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
         printed = output.read(MAX_LOG_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Run candidates on the board, and keep each result in the journal."""
+"""Run candidates on the board, and store each result in the journal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from hil.core.tensors import Array
 from hil.errors import HilError, NotRun, StorageError, UsageError
 
 RECORD = "reduce.json"
-# A run that ends in an error of the board is repeated this often.
+# Maximum number of attempts for a run that ends with a board error.
 _ATTEMPTS = 3
-# Signal-to-noise ratios below these limits are not rounding: for float32 and float64, and for other types.
+# An SQNR in dB below these limits is not caused by rounding. The first limit is for float32 and float64, the second for
+# other types.
 _GROSS_DB = 60.0, 20.0
 
 
@@ -37,7 +38,7 @@ class RunsSpent(Exception):
 
 @dataclass(frozen=True)
 class _QuickRunner(Runner):
-    """Runner that skips measuring the noise of references for errors that no rounding explains.
+    """Runner that does not measure the references' noise if an error is too large for rounding.
 
     The measurement needs several times the memory and time of a run.
     """
@@ -74,7 +75,7 @@ class Trials:
 
     record: ReduceRecord
     folder: Path
-    options: Options  # of the whole model; inputs and sizes are those of each candidate
+    options: Options  # options of the whole model; each candidate has its own inputs and sizes
     choice: BoardChoice
     faults: tuple[str, ...]
     pool: BoardPool
@@ -93,10 +94,10 @@ class Trials:
             self.record.notes = [*self.record.notes, text]
 
     def run_whole(self, case: Case) -> Failure:
-        """Run the imported model, or read the result from the journal. Return how it fails.
+        """Run the imported model, or read the result from the journal. Return the failure.
 
         Raises:
-            UsageError: the model does not fail, or in a way that cannot be reduced.
+            UsageError: the model does not fail, or its failure cannot be reduced.
             BoardError: the board failed.
         """
         found = self.record.failure
@@ -124,10 +125,10 @@ class Trials:
         return Failure(found.outcome.value, found.stage, found.kind, found.sqnr_db)
 
     def test(self, key: str, text: str, make: Callable[[Path], Candidate | None]) -> bool:
-        """Return True if a candidate fails like the whole model. It is then the smallest so far.
+        """Return True if a candidate fails like the whole model. The candidate then becomes the smallest model so far.
 
         Args:
-            make: writes the candidate to a directory; None if it is not a valid model.
+            make: writes the candidate to a directory; returns None if the candidate is not a valid model.
 
         Raises:
             RunsSpent: the candidate needs a run, and the limit is reached.
@@ -136,7 +137,7 @@ class Trials:
         known = next((one for one in self.record.trials if one.key == key), None)
         if known is not None and not known.same:
             return False
-        # Keep a run for the result.
+        # Reserve one run for the result.
         if known is None and len(self.record.trials) >= self.record.max_runs - 1:
             raise RunsSpent
         candidate = self._make(make)
@@ -153,7 +154,7 @@ class Trials:
         return True
 
     def run(self, key: str, text: str, candidate: Candidate, *, is_final: bool = False) -> Case | None:
-        """Run a candidate and add the result to the journal. None if hil cannot run the model.
+        """Run a candidate and add the result to the journal. Return None if hil cannot run the model.
 
         Args:
             is_final: whether to judge all outputs as `hil run` does.
@@ -190,7 +191,7 @@ class Trials:
         return Runner(self.context, of_usage=_reject, sink=ProgressSink())
 
     def _run_case(self, case: Case, runner: Runner) -> Case:
-        """Run a case. Repeat it after an error of the board, which says nothing about the model."""
+        """Run a case. After a board error, repeat the run, because the error gives no information about the model."""
         for _ in range(_ATTEMPTS):
             runtime = case.options.runtime
             (ended,) = runner.run([case], self.pool, self.choice, runtime=runtime, faults=self.faults)
@@ -234,7 +235,7 @@ def _is_gross(output: OutputComparison) -> bool:
 
 
 def _reject(error: UsageError, stage: Stage) -> HilError:
-    """Convert invalid usage in a stage: the candidate, not the user, caused it."""
+    """Convert a usage error in a stage to an outcome, because the candidate caused it, not the user."""
     if isinstance(error, StorageError):
         raise error
     return error.as_kind(NotRun)

@@ -35,8 +35,8 @@ class Asked:
     toolchains: Sequence[str]  # compilers: keys in :data:`hil.controller.workloads.study.toolchains.TOOLCHAINS`
     steps: int
     seed: int  # for initial values and data
-    # rtol, atol: tolerance for losses and variables against TensorFlow after each step. With ``atol`` None it is
-    # derived from the tensor's scale and noise, as in other workloads.
+    # rtol, atol: tolerance for losses and variables against TensorFlow after each step. If ``atol`` is None, hil
+    # derives it from the tensor's scale and noise, as in other workloads.
     rtol: float
     atol: float | None
     allow_blind: tuple[str, ...]  # name patterns for tensors that may pass although they cannot be judged
@@ -44,7 +44,7 @@ class Asked:
     no_fallback: bool  # whether a node on an unrequested device fails a row
     timeout: float  # seconds for the load, and for every step
     out: Path
-    resume: bool  # whether to keep existing rows in the directory
+    resume: bool  # whether to keep the finished rows in the directory
     labels: tuple[str, ...] = ()  # labels for the stored study
 
     @property
@@ -115,7 +115,7 @@ def taken_over(stored: Iterable[StudyRow], asked: Sequence[StudyRow]) -> list[St
 
 
 def exit_code(rows: Iterable[StudyRow], interrupted: bool) -> int:
-    """Return a study's exit code: the most severe among the rows, or that of Ctrl-C."""
+    """Return a study's exit code: the most severe exit code of the rows, or the exit code of Ctrl-C."""
     return EXIT_INTERRUPTED if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
 
 

@@ -55,7 +55,7 @@ class Differs(HilError):
 
 
 class CannotBeJudged(HilError):
-    """All values agree with TensorFlow's, but for some tensors wrong values would agree too."""
+    """All values agree with TensorFlow's values, but for some tensors wrong values would also agree."""
 
     outcome = Outcome.BLIND.value
 
@@ -78,7 +78,7 @@ def match_steps(
 
     Raises:
         Differs: a value does not agree, or no values can be compared.
-        CannotBeJudged: all agree, but a tensor without permission to be blind would also agree with wrong values.
+        CannotBeJudged: all values agree, but wrong values of a tensor that is not in ``allow_blind`` would also agree.
     """
     within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind, "accept": accept}
     if not results:
@@ -130,8 +130,8 @@ def run_study(asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progr
 
     Raises:
         UsageError: the settings are invalid, or a package is missing. No experiment was run.
-        BoardError: the board is unreachable. No experiment was run. A board that is lost later ends only the current
-            row.
+        BoardError: the board is unreachable. No experiment was run. If the board is lost later, only the current row
+            ends.
     """
     check_tolerance(asked.rtol, asked.atol)
     load_rules(asked.accept)
@@ -217,7 +217,7 @@ class _Study:
     def _session(self) -> BoardSession:
         """Return the board's session. Reopen a lost board."""
         runtimes = [TOOLCHAINS[toolchain].runtime for toolchain in self.asked.toolchains]
-        # IREE's runtime must be deployed to the board; XLA's is linked into programs.
+        # Prefer IREE: its runtime must be deployed to the board, while XLA's runtime is linked into programs.
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
 
     def _experiment(self, experiment: Experiment) -> None:
@@ -245,7 +245,7 @@ class _Study:
             self.screen.end(experiment.name)
 
     def _train(self, experiment: Experiment, folder: Path) -> None:
-        self._session()  # fail before the training if the board is lost
+        self._session()  # if the board is lost, fail before the training
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
         arguments = {**what, "folder": str(folder.absolute())}
@@ -314,7 +314,7 @@ class _Study:
                 keys = [spec.name for spec in specs or ()]
                 save_npz(stored.path.with_name(name.format(step + 1)), dict(zip(keys, tensors.values(), strict=True)))
             state |= {name: value for name, value in outputs.items() if name in state}
-            # Also compare unassigned variables: they must not change.
+            # Also compare variables without a new value, because they must not change.
             results.append(outputs | state)
         return results
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CSV, MARKDOWN = "study.csv", "study.md"
-# Column -> stages. A compiler has at most one.
+# Column -> stages. A compiler has at most one stage per column.
 _COLUMNS = {
     "config / lower": (GENERATE, LOWER),
     "compile": (COMPILE,),

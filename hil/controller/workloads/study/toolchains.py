@@ -43,8 +43,8 @@ class StepProgram:
 
     artifact: Artifact
     inputs: tuple[str, ...]  # input names in order: batch, then variables as ``variable NAME``
-    outputs: tuple[str, ...]  # output names in order, likewise
-    values: Mapping[str, Array]  # the variables' initial values, by those names
+    outputs: tuple[str, ...]  # output names in order: outputs, then variables as ``variable NAME``
+    values: Mapping[str, Array]  # initial values of the variables, by the same names
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def by_iree(making: Making) -> StepProgram:
         return folder
 
     folder = making.stage(LOWER, lowered)
-    # Store XLA's HLO for the same step for information. It is not a measured stage.
+    # Also store XLA's HLO of the step, for information only. This is not a measured stage.
     seen = {"path": str(making.saved), "function": STEP, "dims": {}}
     call(making.isolated, write_hlo, {**seen, "folder": str(making.folder), "log": str(making.log)}, making.log)
 

@@ -33,8 +33,8 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
         model: model.py of the experiment. ``training(random)`` returns a module with a tf.function ``step`` of fixed
             shapes, which returns outputs by name, and ``batches(random)``, which yields the arguments of all calls.
         seed: seed of initial values and data.
-        folder: gets the SavedModel, the batches, and every step's outputs and variables (``variable NAME``) with their
-            noise. The noise is the change when the training is repeated from values perturbed by rounding errors.
+        folder: directory for the SavedModel, the batches, and every step's outputs and variables (``variable NAME``)
+            with their noise. To measure the noise, the training is repeated from values with added rounding errors.
 
     Raises:
         ImportFailed: the experiment is invalid.
@@ -59,12 +59,13 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
     names = [spec.name for spec in concrete.structured_input_signature[0]]
     # The saved model also uses these names for variables: see hil.controller.models.tensorflow.lower.
     captured = {id(tensor) for tensor in concrete.captured_inputs}
-    # Steps that access a variable only by handle do not list it, such as in TensorFlow 1 optimizers.
+    # Also add variables that a step accesses only by handle, as TensorFlow 1 optimizers do. The graph does not list
+    # them.
     reached = {id(one): one for one in (*concrete.graph.variables, *made.variables) if id(one.handle) in captured}
     variables = {str(variable.name).split(":")[0]: variable for variable in reached.values()}
     if len(variables) < len(reached):
         raise ImportFailed(f"{model}: two variables have the same name", hint="use a unique name for each module")
-    # Reset this afterwards, because the worker is reused.
+    # Set this back afterwards, because the worker process is reused.
     tf.config.run_functions_eagerly(True)
     first = {name: variable.numpy() for name, variable in variables.items()}
 

@@ -40,9 +40,10 @@ from hil.core.results import Outcome, Stage
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnfit, BoardUnreachable, FarmError, SessionEnded
 
-# Limit retries after a lost board: the case itself may crash the boards.
+# Maximum number of attempts after a lost board, because the case itself may crash the boards.
 _TRIES = 3
-# Consecutive unfit cases after which a board is dropped. A single case may be larger than any board allows.
+# Number of consecutive ``BOARD_UNFIT`` cases after which a board is dropped. A single such case may be too large for
+# any board.
 _UNFIT_CASES = 3
 # Maximum prepared cases that wait for a board. Their tensors are in memory.
 _WAITING = 256
@@ -142,7 +143,7 @@ class Engine:
     def _prepare_cases(self, specs: Sequence[CaseSpec]) -> None:
         self._agreed.settled.wait()
         if self._agreed.config is None:
-            # No board was reached, so the compile target is unknown.
+            # No board was reached, so the compile target is unknown and no case can be compiled.
             for spec in specs:
                 case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
                 self._end_lost_task(Task(case))
@@ -185,7 +186,7 @@ class Engine:
             return slot.take(self._state)
         except BoardError as refused:
             if isinstance(refused, FarmError) and self._agreed.config is None:
-                # Nothing has run, and the farm has no such boards.
+                # Raise the error: no case has run, and the farm has no such boards.
                 raise
             self._drop_board(slot.name, refused)
             return None
@@ -232,7 +233,7 @@ class Engine:
             self._pool.give_back(choice, faults=self._request.faults)
 
     def _record_board(self, board: Board) -> None:
-        """Record an opened board. The compile target must match the other boards' target."""
+        """Record an opened board. The compile target must match the target of the other boards."""
         self._agreed.join(board.config)
         self._got_in = True
         self.boards[board.name] = dict(board.info)
@@ -251,7 +252,7 @@ class Engine:
             self._agreed.settled.set()
 
     def _queue_task(self, task: Task) -> bool:
-        """Queue a task. If the allowed boards have all been dropped, allow any board."""
+        """Queue a task. If all allowed boards have been dropped, allow any board."""
         if self._queue.put(task):
             return True
         task.boards = ()
@@ -264,7 +265,7 @@ class Engine:
     def _retry_task(self, task: Task, error: BoardError) -> None:
         """Retry a case after the board failed, on a different board if possible. Count the attempts.
 
-        An unfit board does not get the same case twice.
+        A board that was unfit for a case does not get the case again.
         """
         case = task.case
         is_unfit = isinstance(error, BoardUnfit)
@@ -280,7 +281,7 @@ class Engine:
         self._end_task(task)
 
     def _finish_or_confirm(self, task: Task) -> None:
-        """End a judged case, or queue it for the confirmation of a mismatch."""
+        """End a judged case, or queue the case again to confirm a mismatch."""
         case = task.case
         if task.wrong is not None:
             task.attempts.append(attempt("confirm", task))

@@ -45,8 +45,8 @@ from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
 from hil.errors import UsageError, did_you_mean
 
-# The tables by priority, with the outcomes that their entries may expect. TIMEOUT can occur in both. Lost boards cannot
-# be expected, because they give no information about a case.
+# Tables by priority, with the outcomes that entries of each table may expect. TIMEOUT can occur in both tables. A lost
+# board cannot be expected, because it gives no information about the case.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "compile": ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH", "TIMEOUT"),
     "run": (
@@ -73,7 +73,7 @@ class Expectation:
     outcomes: tuple[str, ...]
     reason: str
     issue: str = ""
-    without: tuple[str, ...] = ()  # patterns of cases that it does not cover (``except`` in the file)
+    without: tuple[str, ...] = ()  # patterns of excluded cases (``except`` in the file)
     # flow, runtime, board: patterns that limit the scope; empty for all.
     flow: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
@@ -97,11 +97,11 @@ class Expectation:
         return self.in_scope(record.flow, record.runtime, record.board, record.hw_type) and self.covers(record.id)
 
     def expects(self, record: CaseRecord) -> bool:
-        """Return whether a case ended as this entry expects."""
+        """Return whether the outcome of a case is one that the entry expects."""
         return record.ended in self.outcomes and (record.ended == _PASS or table_of(record) == self.table)
 
     def expired(self, today: date) -> bool:
-        """Return whether the last day is over."""
+        """Return whether the entry has expired."""
         return self.until is not None and today > self.until
 
 
@@ -138,9 +138,9 @@ class Expectations:
     def judge(self, record: CaseRecord) -> CaseRecord:
         """Return the record of a finished case with the expectation applied.
 
-        An expected failure becomes XFAIL, an unexpected pass XPASS. Other failures keep their outcome, also if their
-        entry has expired. The message then names the expected outcome. If the file was created with other versions, the
-        hint of an unexpected result reports them. ``ended`` never changes.
+        An expected failure becomes XFAIL, an unexpected pass XPASS. Other failures keep their outcome, even if they
+        have an expired entry. The message then contains the expected outcome. If the file was created with other
+        versions, the hint of an unexpected result reports them. ``ended`` never changes.
         """
         passed, found = record.ended == _PASS, self.find(record)
         as_expected = found.expects(record) if found else passed
@@ -173,7 +173,7 @@ class Expectations:
         return tuple(entry for entry in self.entries if entry.expired(self.today))
 
     def unused(self, ids: Iterable[str], *, flow: str, runtime: str) -> dict[Expectation, tuple[str, ...]]:
-        """Return the entries with patterns that match no suite case, and these patterns.
+        """Return the entries with patterns that match no case of the suite, and these patterns.
 
         Args:
             ids: IDs of all cases, including cases that a filter excludes.

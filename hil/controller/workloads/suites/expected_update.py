@@ -5,7 +5,8 @@ it. If the case failed, it is added to an entry with the same outcome and a simi
 following never change: cases outside the run, entries for other flows and boards, cases with a lost board or a flaky
 result, and failures that an expired entry expected. A person decides whether to renew an expired entry.
 
-The file is edited as text, entry by entry: a TOML library assigns the comment above an entry to the entry before.
+The file is edited as text, entry by entry, because a TOML library assigns the comment above an entry to the previous
+entry.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from hil.core.results import Outcome
 from hil.errors import UsageError
 
 _PASS = Outcome.PASS.value
-# Confirmation results for mismatches that the case did not cause.
+# Results of confirmation runs that show that the case did not cause the mismatch.
 _UNSTABLE = ("flaky", "one bad board")
 _LONGEST = 160  # maximum length for reasons made from messages, in characters
 # Parts that differ between similar messages: node and tensor names, lists, numbers.
 _NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
 _NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
-# A mismatch's measurements, which are useless without their numbers.
+# Measurements of a mismatch, which have no meaning without the numbers.
 _COUNT = re.compile(r"(?:… of )?… values?( differ)?s?\b")
 _MEASURED = re.compile(
     r"\boutput …: | \(rtol …, atol …\)| \(and … more outputs?\)"
@@ -65,7 +66,8 @@ def update(
     Args:
         path: the file, which may be missing.
         records: from the run, judged or not. If a case has multiple records, the last counts.
-        ids: IDs of all suite cases. A pattern that a different case needs stays, with an ``except`` for the case.
+        ids: IDs of all suite cases. If a pattern also covers another case that needs the entry, the pattern is kept,
+            and the removed case becomes an ``except``.
 
     Returns:
         The changes as a unified diff; "" without changes. Repeating the call with the same run has no effect.
@@ -122,14 +124,14 @@ def _remove_unexpected(known: Expectations, judged: Sequence[CaseRecord], ids: f
                     gone[old].add(record.id)
         if not gone:
             return known
-        # A different entry may apply now, so repeat.
+        # Repeat, because a different entry may apply now.
         known = replace(
             known, entries=tuple(_remove_cases(one, gone[one], ids) if one in gone else one for one in known.entries)
         )
 
 
 def _remove_cases(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
-    """Remove cases from an entry. A pattern that other cases need stays, with exceptions."""
+    """Remove cases from an entry. A pattern that other cases need is kept, with exceptions."""
 
     def needed(pattern: str) -> bool:
         covered = {name for name in ids if matches((pattern,), name) and not matches(entry.without, name)}
@@ -199,9 +201,9 @@ def _generalize_message(record: CaseRecord) -> str:
 
 
 def _choose_reason(records: Sequence[CaseRecord]) -> str:
-    """Return a reason for similar failures: their message if all share a short message, or the common part.
+    """Return a reason for similar failures: their message if it is short and the same for all, or the common part.
 
-    For mismatches use the common part: the numbers may differ in the next run.
+    For mismatches, always use the common part, because the numbers may differ in the next run.
     """
     messages = {message_of(record).strip().partition("\n")[0] for record in records}
     likeness = _generalize_message(records[0])
@@ -261,7 +263,7 @@ def _split_blocks(text: str, path: Path) -> tuple[str, list[_Block]]:
         while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
             end -= 1
         blocks.append(_Block(table, "".join(lines[start:end]), "".join(lines[end:stop])))
-    # Check the result: multi-line strings may look like headers, and tables may be inline.
+    # Check the result, because multi-line strings may look like headers, and tables may be inline.
     try:
         apart = [entry for block in blocks for entry in parse(block.body, path)]
     except UsageError:
@@ -308,7 +310,7 @@ def _set_cases(row: Any, entry: Expectation) -> None:
             continue
         there = row.get(key)
         if isinstance(there, Array):
-            # Edit item by item to preserve other items' comments.
+            # Edit the list item by item, so that the comments of other items are kept.
             for one in [one for one in there if one not in wanted]:
                 there.remove(one)
             for index, one in enumerate(wanted):

@@ -44,7 +44,7 @@ class SuiteProgress(Protocol):
     """Receiver of a suite's progress."""
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """Report the number of cases, and the cases that ended in an earlier part."""
+        """Report the number of cases, and the cases that ended before the run was resumed."""
 
     def end(self, record: CaseRecord) -> None:
         """Report a finished case."""
@@ -86,7 +86,7 @@ def run_suite(
 
 
 def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | None = None) -> SuiteRun:
-    """Resume an interrupted suite run. Cases with a record keep the record. Cases without a record run.
+    """Resume an interrupted suite run. Only cases without a record run.
 
     Args:
         isolated: as in :func:`run_suite`.
@@ -136,7 +136,7 @@ def _open_context(request: SuiteRequest, isolated: Isolated | None = None) -> It
 
 
 def _resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
-    """Return the boards of a request. Raises UsageError for duplicates, and as :func:`choose` does."""
+    """Return the boards of a request. Raises UsageError for duplicates, and the errors of :func:`choose`."""
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
@@ -205,7 +205,7 @@ class _SuiteJob:
             if is_new and all(record.outcome in NEVER_IN for record in run.records()):
                 shutil.rmtree(folder, ignore_errors=True)
                 if is_first:
-                    with contextlib.suppress(OSError):  # it may contain newer runs by now
+                    with contextlib.suppress(OSError):  # the directory may contain newer runs by now
                         folder.parent.rmdir()
             raise
 
@@ -242,7 +242,7 @@ class _SuiteJob:
         try:
             if todo:
                 engine = Engine(request, flow, self._choices, suite_runner(self._context), run, say=screen.note)
-                # The engine adds boards as it opens them. Keep those from an earlier part.
+                # The engine adds the boards that it opens. Keep the boards from before the interruption.
                 engine.boards = run.head.board_info
                 for task in engine.run(list(todo.values())):
                     # Cases that reached no board were compiled for this board type.

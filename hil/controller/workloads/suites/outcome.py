@@ -22,7 +22,7 @@ from hil.core.results import Outcome
 _DETAIL = 8 << 10  # characters
 
 
-# `hil run` option that a hint asks for -> equivalent hint for a suite's model.
+# Option of `hil run` in a hint -> equivalent text for a model of a suite.
 _INSTEAD = {
     "--function": "suites require models with one function; for several, create a bundle: hil bundle create MODEL",
     "--expected": "put the expected outputs in NAME.expected.npz next to the model",
@@ -74,7 +74,7 @@ def record_of(
 
 
 def list_directories(case: Case, run: SuiteDirectory) -> dict[str, str]:
-    """Return the directories that the case wrote outside of the case's directory, by kind."""
+    """Return the directories that the case wrote outside of its own directory, by kind."""
     folders = {f"{one.kind} profile": Path(one.folder) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
         folders = {"ir": ir, **folders}
@@ -105,7 +105,8 @@ def _reference_folder(number: int) -> str:
 
 def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """Return the command that shows the differences of the worst output."""
-    # The logits of a generation have a row per position of each call, the reference's may have others.
+    # Generations have no such command: logits have a row per position of each call, and the calls of the reference may
+    # differ.
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs") or case.generation:
         return ""
     beside = [(verdict, _reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
@@ -113,8 +114,7 @@ def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> s
     verdict, kind = next((one for one in beside if not one[0]), beside[-1])
     if not verdict.outputs or not kept.get(kind):
         return ""
-    # Comparisons are in output order. Their names are those of the references, which may be ordered
-    # differently.
+    # Comparisons are in the order of the outputs, but have the names of the references, which may have another order.
     output, worst = max(
         zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _rank_output(pair[1])
     )

@@ -41,12 +41,12 @@ from hil.errors import (
     VacuousTolerance,
 )
 
-# Cases read before the first is compiled, so that small programs compile in groups. It also limits the cases
-# with tensors in memory.
+# Number of cases to read before the first is compiled, so that small programs are compiled in groups. This also limits
+# the number of cases with tensors in memory.
 _BATCH = 96
 
 
-# Error class that replaces UsageError in a suite's stages.
+# Stage -> error class that replaces UsageError in this stage of a suite.
 _KINDS: Mapping[Stage, type[HilError]] = {
     Stage.IMPORT: ImportFailed,
     Stage.COMPILE: CompileFailed,
@@ -96,7 +96,7 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
 def _convert_usage_error(error: UsageError, stage: Stage) -> HilError:
     """Return the error that ends a case instead of a usage error.
 
-    A tolerance that cannot judge this case may fit all other cases, so this error also becomes an outcome.
+    A tolerance that cannot judge this case may be suitable for all other cases, so this error also becomes an outcome.
     """
     if isinstance(error, VacuousTolerance):
         return error
@@ -123,7 +123,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
     """Return the pipeline options for a case, from its data, flow and settings.
 
     Three settings apply to a whole model, but not to its layers: the project file's settings for the model, the range
-    of inputs, and criteria without an output name. Layers are judged by the tolerance.
+    of inputs, and criteria without an output name. Layers are judged with the tolerance.
     """
     if spec.layer:
         settings = replace(settings, per_model={}, input_range=None)
@@ -138,10 +138,10 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         "compile_flags": (*flow.compile_flags, *settings.compile_flags),
     }
     for name in ("rtol", "atol"):
-        # The user's tolerance overrides the flow's, which overrides the case's.
+        # The user's tolerance overrides the tolerance of the flow, which overrides the tolerance of the case.
         given = [getattr(one, name) for one in (settings, flow, data)]
         chosen[name] = next((one for one in given if one is not None), None)
-    if data.generate is not None:  # judged by the model in the board's arithmetic
+    if data.generate is not None:  # judged by a reference in the board's arithmetic
         chosen |= {"references": (), "rtol": None, "atol": None}
     return Options(
         **{**vars(settings), **chosen},
@@ -155,7 +155,8 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,
         min_sqnr_db=flow.min_sqnr_db,
-        # A flow or case has a single tolerance for many outputs. The user's tolerance is never replaced.
+        # A flow or case has a single tolerance for many outputs, so replace it for outputs that it cannot judge. The
+        # user's tolerance is never replaced.
         replace_blind_tolerance=settings.rtol is None and settings.atol is None,
     )
 
@@ -176,7 +177,7 @@ def prepared(
 
         def begin_one(spec: CaseSpec) -> Case | Task:
             case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
-            # Boards need not wait for the compiler to run these.
+            # Finish cases that need no compiler at once, so that boards need not wait.
             return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:
@@ -186,7 +187,7 @@ def prepared(
             if over.is_set():
                 return Task(case)
             case = _compile_case(case, config, runner, seconds)
-            # A reference needs only the model and inputs, so compute it while boards run.
+            # Compute the reference while boards run, because it needs only the model and the inputs.
             return Task(case, runner.refer_early(case))
 
         begun = begin(batches[0]) if batches else []
@@ -197,7 +198,7 @@ def prepared(
                 for future in iterate_completed(begun):
                     if isinstance(found := future.result(), Task):
                         yield found
-                # Keep the suite's order, so that every run compiles the same groups.
+                # Keep the order of the suite, so that every run compiles the same groups.
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
@@ -219,7 +220,7 @@ def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardCon
             case.model, flags=_collect_flags(case, config), cache=context.cache
         )
     except HilError:
-        # The compile stage will report the error.
+        # Return True, so that the compile stage reports the error.
         return True
 
 
@@ -235,7 +236,10 @@ def _group_key(case: Case, config: BoardConfig) -> tuple[str, tuple[str, ...]]:
 def _compile_groups(
     cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Compile small models in groups. Return the newly compiled models' shares of the time in seconds, by group key."""
+    """Compile small models in groups.
+
+    Returns the share of the compile time in seconds for each newly compiled model, by group key.
+    """
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}
     # The project file may set different flags for some models.
@@ -257,7 +261,7 @@ def _compile_groups(
                 log_folder=logs / str(number) if number else logs,
             )
         except HilError:
-            # The models are then compiled separately and report errors.
+            # Compile these models separately, so that each case reports its error.
             continue
         share = (time.monotonic() - start) / max(len(done.compiled), 1)
         shares |= {(model.digest, flags): share for model in done.compiled}
@@ -265,10 +269,10 @@ def _compile_groups(
 
 
 def _compile_case(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:
-    """Compile a case. ``seconds`` is the share of the time if the case was just compiled in a group."""
+    """Compile a case. ``seconds`` is the case's share of the compile time if the case was just compiled in a group."""
     if seconds is None:
         return runner.compile(case, config)
-    # The group compile already recomputed it.
+    # Use the cache, because the group has just been compiled again.
     made = runner.compile(replace(case, options=replace(case.options, recompute=False)), config)
     made = replace(made, options=case.options)
     if made.artifact is None or not made.artifact.cached:

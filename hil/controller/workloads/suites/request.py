@@ -24,7 +24,7 @@ BUILT_IN = {"@operators": "operators", "@models": "models"}
 class Settings(CaseSettings):
     """Settings for the cases of a suite, independent of the flow."""
 
-    profile: bool = False  # run a second time under the runtime's profiler
+    profile: bool = False  # repeat the run under the runtime's profiler
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class SuiteRequest:
     runtime: str = field(default="", kw_only=True)  # runtime instead of the flow's; "" is the flow's
     # ``identity``, ``known_hosts``, ``accept_new_host_key``, if given.
     ssh: Mapping[str, Any] = field(default_factory=dict)
-    # Shell patterns over case IDs; any may match. Patterns without wildcards match a part in the ID. Text after an
-    # equals sign matches the whole ID.
+    # Shell patterns for case IDs. A case is selected if any pattern matches. A pattern without wildcards matches any
+    # part of an ID. A pattern after an equals sign must match the whole ID.
     filters: tuple[str, ...] = ()
     layers: bool = True  # add a case per model layer
     group: str = "node"  # how layers are formed: see :func:`hil.controller.analysis.layers.layers_of`
@@ -50,7 +50,7 @@ class SuiteRequest:
     only_expected_failures: bool = False  # skip cases that are expected to pass
     confirm: int = 0  # confirmation runs after a mismatch
     keep_all: bool = False
-    # Parallel compilations; None is the core count. With farm boards: boards in use at a time.
+    # Number of parallel compilations; None is the number of cores. With farm boards: number of boards in use at a time.
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
@@ -73,7 +73,7 @@ class SuiteRequest:
         return cls(**plain, settings=Settings(**settings))
 
     def for_target(self, name: str, **options: Any) -> SuiteRequest:
-        """Return the request with other options for a target. The output directories are separate."""
+        """Return the request with the options of a target, and with separate output directories."""
         settings = self.settings
         if settings.debug_ir is not None:
             settings = replace(settings, debug_ir=settings.debug_ir / name)

@@ -68,7 +68,10 @@ class SuiteDirectory:
         return self.folder / "cases" / case_id
 
     def to(self, folder: Path) -> str:
-        """Return a relative link to a directory, so that the reports and the directory can be moved together."""
+        """Return a relative link to a directory.
+
+        The link remains valid if the run and the directory are moved together.
+        """
         return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:

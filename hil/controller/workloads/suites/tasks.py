@@ -24,21 +24,21 @@ class Task:
 
     case: Case  # the case's current state
     early: Case | None = None  # a copy with prefetched reference results, or None
-    boards: tuple[str, ...] = ()  # boards that may run it; empty is any
-    board: str = ""  # board that ran it last
-    hw_type: str = ""  # final result's hardware type
+    boards: tuple[str, ...] = ()  # boards that may run the case; empty: any board
+    board: str = ""  # last board that ran the case
+    hw_type: str = ""  # hardware type of the final result
     # Attempts that do not count: see :class:`hil.controller.records.suite.CaseRecord`.
     attempts: list[dict[str, str]] = field(default_factory=list)
-    # The case with the first mismatch; None unless confirmation runs are needed.
+    # State of the case after the first mismatch, or None if no confirmation runs are needed.
     wrong: Case | None = None
     wrong_on: str = ""  # the board with that mismatch
-    # Confirmation results: (board, whether they repeated the mismatch).
+    # Results of the confirmation runs: (board, whether the mismatch occurred again).
     confirmations: list[tuple[str, bool]] = field(default_factory=list)
     started: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def answered(self) -> Case:
-        """The case with the final result, regardless of confirmation runs."""
+        """The case with the result that counts, regardless of confirmation runs."""
         return self.case if self.wrong is None else self.wrong
 
     def fits(self, boards: Sequence[str]) -> bool:
@@ -98,8 +98,8 @@ class TaskQueue:
     def rename(self, board: str, to: str) -> None:
         """Replace a board with a new board, also in the tasks for this board.
 
-        Wait until the previous user of the new board has removed it. A lost board may be leased to a second slot at
-        once, but the first slot notices the loss only when the current case has ended.
+        Wait until the slot that used the new board before has removed the board. The farm may lease a lost board to a
+        second slot at once, but the first slot notices the loss only after its current case.
         """
 
         def renamed(names: Sequence[str]) -> list[str]:
@@ -121,7 +121,7 @@ class TaskQueue:
 
 
 def unread(name: str, runtime: str, folder: Path) -> Case:
-    """Return an unprocessed case, if the model or compile target is unknown."""
+    """Return a case without any results, for cases whose model or compile target is unknown."""
     return Case(name, folder / "unread", Options(runtime=runtime), folder)
 
 
@@ -150,9 +150,9 @@ def attempt(why: str, task: Task) -> dict[str, str]:
 
 
 def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the boards for a mismatch's next confirmation run, or None if no run is needed.
+    """Return the allowed boards for the next confirmation run of a mismatch, or None if no run is needed.
 
-    The first board and the other boards alternate, beginning with the first board.
+    The board of the mismatch and the other boards alternate, starting with the board of the mismatch.
     """
     done = len(task.confirmations)
     if done >= wanted or not boards:
@@ -230,7 +230,7 @@ class BoardLoss:
 class BoardSlot:
     """Slot for a named board. After the board is lost, the slot stays empty."""
 
-    lent = False  # whether it may get a second board
+    lent = False  # whether the slot may get a second board
 
     def __init__(self, choice: BoardChoice) -> None:
         self.name = choice.name  # name in the queue while the slot has no board
@@ -279,7 +279,7 @@ class LeasedSlot(BoardSlot):
                         self._had_one = True
                         return BoardChoice(self._loan.config)
                 except FarmUnreachable:
-                    # Do not wait if the farm was never reachable.
+                    # Wait for the farm only if it was reachable before.
                     if not (self._had_one or state.running()) or time.monotonic() > deadline:
                         raise
                     time.sleep(_LOOK_S)
@@ -293,7 +293,7 @@ class LeasedSlot(BoardSlot):
         return None
 
     def over(self) -> str:
-        """Return why the lease ended, or "". The farm may report it with a short delay."""
+        """Return why the lease ended, or "". The farm may report the reason with a short delay."""
         return self._loan.ended(_LOOK_S) if self._loan else ""
 
     def give_back(self) -> None:

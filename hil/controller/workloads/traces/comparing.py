@@ -95,9 +95,9 @@ def compare_traces(reference: Trace, target: Trace, judging: Judging | None = No
 
 
 def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) -> tuple[Outcome, str]:
-    """Return a trace's outcome and reason: FAIL if a call failed, else BLIND if a call cannot be judged.
+    """Return a trace's outcome and reason: FAIL if a call failed, else BLIND if a call cannot be judged, else PASS.
 
-    A trace without compared values is a FAIL too, unless it ``ended_early``: then the error gives the reason.
+    A trace without compared values is also a FAIL, unless it ``ended_early``: the error then contains the reason.
     """
     failed, blind = ([one for one in comparisons if one.outcome is kind] for kind in (Outcome.FAIL, Outcome.BLIND))
     wrong = failed or blind
@@ -139,7 +139,7 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
     verdict = _verdict(wanted, got, call, trace.backend, judging)
     if depends_on_noise(verdict) and (noise := judging.noise(number)):
         within = _verdict(wanted, got, call, trace.backend, judging, noise)
-        # Use the verdict with noise only if the noise changes it.
+        # Use the verdict with noise only if it differs from the verdict without noise.
         verdict = within if _judged(within) != _judged(verdict) else verdict
     why = _inputs_text(differing if verdict.outcome is Outcome.FAIL else own, trace)
     return CallComparison(number, target.method, why, verdict)
@@ -176,9 +176,9 @@ def _verdict(
 
 
 def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
-    """Return the call's tolerances that can fail for a variable.
+    """Return the call's tolerances, except tolerances that can never fail for this variable.
 
-    The user chose these tolerances for the returned values.
+    The user chose the tolerances for the returned values, which may have another scale.
     """
     for rtol, atol in ((call.rtol, call.atol), (call.rtol, None)):
         try:
@@ -204,9 +204,9 @@ def _other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
 
 
 def _is_passed_on(name: str, number: int, trace: Trace, other: Trace) -> bool:
-    """Return whether, in both traces, an input equals an earlier call's output.
+    """Return whether an input equals an output of an earlier call, in both traces.
 
-    The value was judged in that call.
+    Such a value was already judged in the earlier call.
     """
     inputs = [arrays_in(one.calls[number].inputs).get(name) for one in (trace, other)]
     return any(
@@ -234,7 +234,7 @@ def _inputs_text(differing: Sequence[str], trace: Trace) -> str:
 
 
 def _shape(value: Any) -> list[Any]:
-    """Return a structure's paths, with the values of the leaves that are not tensors."""
+    """Return the paths of a structure, and the values of leaves that are not tensors."""
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 

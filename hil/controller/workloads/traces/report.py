@@ -16,7 +16,7 @@ from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
 
-# A trace's results in the reference trace's directory, one line per backend.
+# File in the directory of a reference trace, with the results of the other backends, one line per backend.
 RESULTS = "results.jsonl"
 
 

@@ -43,7 +43,8 @@ def run_trace(
     """Replay the calls of a trace, storing results as they arrive. The resulting trace is stored too.
 
     Args:
-        job: the board and the run settings. The only model is the trace's directory. The tolerances take precedence.
+        job: the board and the run settings. The only model is the trace's directory. The job's tolerances override the
+            tolerances of the calls.
         against: the trace with the expected outputs. None selects the trace's stored reference, or the trace itself.
         run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
 
@@ -122,8 +123,8 @@ class Replay:
     made: list[ModuleCall] = field(default_factory=list)  # calls replayed on this board so far
     ran_by: str = ""
     error: str = ""  # cause for the first call without a result; ``made`` ends before that call
-    # state: current values for variables and constants. lost: variables without a new value, with the call that
-    # should have assigned it.
+    # state: current values of variables and constants. lost: variable without its new value -> call that should have
+    # assigned the value.
     state: dict[str, Array] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
@@ -151,7 +152,8 @@ class Replay:
                 function=call.program.function,
                 rtol=call.rtol if job.rtol is None else job.rtol,
                 atol=call.atol if job.atol is None else job.atol,
-                # The call's tolerance fits the outputs. Variables that it cannot judge use the dtype's default.
+                # The call's tolerance is meant for the outputs. For variables that it cannot judge, use the default of
+                # the dtype.
                 replace_blind_tolerance=job.rtol is None and job.atol is None,
             )
             name = f"call_{number}_{safe_name(call.method)}"
@@ -189,7 +191,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class _Bound:
-    """Inputs of a call. The inputs are created when the program is loaded, after all earlier calls have run."""
+    """Inputs of a call, created when the program is loaded. All earlier calls have run by then."""
 
     replay: Replay
     call: ModuleCall

@@ -25,7 +25,7 @@ from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
 from hil.errors import UsageError
 
-# New trace's directory in a `hil trace run`.
+# Directory of the new trace in a run of `hil trace run`.
 OF_RUN = "trace"
 _SCHEMA = 1
 
@@ -110,7 +110,7 @@ class TraceComparison:
         write_json(trace_dir / COMPARISON, stored.to_json(), option="")
 
     def lines(self) -> list[str]:
-        """Return text lines: the outcome, then all calls. Of passing calls only the first line is shown."""
+        """Return text lines: the outcome, then all calls. For passing calls, only the first line is shown."""
         head = f"{self.outcome.value}  {self.name}"
         agree = "1 call agrees" if len(self.calls) == 1 else f"{len(self.calls)} calls agree"
         lines = [f"{head}  {self.reason or agree}"]

@@ -29,8 +29,8 @@ FILE = "trace.json"
 _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
-# Comparison result from a module's test, in the trace's directory. OF_TRACE contains the trace's creation time, so that
-# the result is not applied to a newer trace.
+# File with the comparison of a trace, in the trace's directory. The field OF_TRACE contains the creation time of the
+# trace, so that the comparison is not applied to a newer trace.
 COMPARISON = "comparison.json"
 OF_TRACE = "trace_created"
 SCHEMA = 2
@@ -38,7 +38,7 @@ SCHEMA = 2
 _DEPTH = 4
 # Programs stay loaded for the whole trace, because they may have internal state.
 MOST_LOADED = 1 << 20
-# Logs abbreviate arrays with more values.
+# Maximum number of values of an array in logs. Larger arrays are abbreviated.
 _SHOWN = 16
 
 
@@ -92,7 +92,7 @@ def _tensor(what: str, array: Array) -> Array:
 
 
 def same_bits(dtype: str, array: Array) -> Array:
-    """Reinterpret an array as ``dtype`` ("" is any): a program may use int8 where the model has uint8."""
+    """Reinterpret the bits of an array as ``dtype`` ("": unchanged). A program may use int8 for uint8 of the model."""
     wanted = dtype_of(dtype) if dtype else array.dtype
     both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array
@@ -174,11 +174,11 @@ class CallProgram:
     Inputs: the call's tensors, then the captured values. Outputs: the call's outputs, then the new values of variables.
     """
 
-    model: Path  # program source; stored traces have it in the module's directory
+    model: Path  # program source; in a stored trace, a file in the module's directory
     function: str  # function in the model; "" is the only function
     runtime: str  # ``iree`` or ``tflite``
-    # captured, assigned: variable names. Captured names include constants. :attr:`Trace.initial` has the initial
-    # values.
+    # captured, assigned: names of variables that the call reads and writes. Captured names include constants.
+    # :attr:`Trace.initial` contains the initial values.
     captured: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
 
@@ -204,14 +204,14 @@ class ModuleCall:
 
     method: str
     inputs: tuple[Any, ...]  # one structure per argument: dicts, lists and tuples with arrays
-    # The returned tuple, or a tuple with the returned value. An item is a structure.
+    # The returned tuple, or a tuple with the returned value. Each item is a structure.
     outputs: tuple[Any, ...]
     # rtol, atol: tolerances for the call's outputs; None is the dtype's default.
     rtol: float | None = None
     atol: float | None = None
     # The module's variable values after the call, by name. In a loaded trace: only the assigned variables.
     state: Mapping[str, Array] = field(default_factory=dict)
-    # Variables with a changed value, and variables with a new value returned by a program.
+    # Names of variables whose value changed, or for which the program returned a new value.
     assigned: tuple[str, ...] = ()
     program: CallProgram | None = None  # None if the backend has no program, such as TensorFlow
 
@@ -277,11 +277,11 @@ class Trace:
     ran_by: str = ""  # runtime with versions
     calls: list[ModuleCall] = field(default_factory=list)
     error: str = ""  # error that ended the trace early, or ""
-    # Captured variables' and constants' values before the first call that captures them.
+    # Values of captured variables and constants before the first call that captures them.
     initial: dict[str, Array] = field(default_factory=dict)
     reference: Path | None = None  # the trace that this trace was compared with
-    # Origin (:func:`hil.controller.storage.origin.origin_of`), and creation time in seconds since the epoch. Empty and
-    # 0 before :meth:`save`.
+    # Origin (:func:`hil.controller.storage.origin.origin_of`), and creation time in seconds since the epoch. Before
+    # :meth:`save`, the origin is empty and the time is 0.
     origin: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
     command: str = ""  # command that recreates the trace; "" if unknown

@@ -1,8 +1,8 @@
-"""Decide whether a commit's program gives wrong answers, on a board that may spoil any run.
+"""Decide whether a commit's program gives wrong outputs, on a board that may make any run fail.
 
 A wrong program never passes, so a single pass proves that a commit is good. A single failure proves nothing: the board
-may have caused it. Failures must repeat until board faults are an unlikely cause, given the share of runs that they
-spoiled so far. After each failure, the good program runs for comparison.
+may have caused it. A commit is bad only after so many failures that board faults are an unlikely cause, given the share
+of runs with board faults so far. After each failure, the good program runs for comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Skip a commit after this many board errors without a complete run between them.
 BOARD_ERRORS_MOST = 5
-# Skip a commit after this many failures of another kind than the one that is searched.
+# Skip a commit after this many failures of a kind that is not searched.
 OTHER_FAILURES_MOST = 5
 # Skip a commit without a result after this many runs.
 _RUNS_MOST = 30
@@ -26,7 +26,7 @@ _CHANCE = 0.001
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """Result of a single run.
+    """Result of a single run of a program.
 
     Attributes:
         is_from_host: whether the case ended before the board was used. Such a result does not depend on the board.
@@ -52,20 +52,20 @@ class Trial:
 
 @dataclass
 class FaultRate:
-    """Share of runs that the board spoiled."""
+    """Share of runs that failed because of the board."""
 
     runs: int = 0
     faults: int = 0
 
     def add(self, *, faults: int = 0, runs: int = 1) -> None:
-        """Count runs with known correct results, and how many of them the board spoiled."""
+        """Add runs of programs that are known to be correct, and the number of these runs that failed."""
         self.runs += runs
         self.faults += faults
 
     def excludes_faults(self, failures: int) -> bool:
-        """Return whether board faults are an unlikely cause of this many failures in a row.
+        """Return whether board faults are an unlikely cause for this number of failures in a row.
 
-        The share has a uniform prior (Laplace's rule of succession).
+        The prior distribution of the share is uniform (Laplace's rule of succession).
         """
         share = (self.faults + 1) / (self.runs + 2)
         return failures >= _FAILURES_LEAST and share**failures < _CHANCE
@@ -82,8 +82,8 @@ def decide_answers(
 
     Args:
         run: runs the program once.
-        run_good: runs a program that passed before; None without one.
-        is_searched: whether an outcome is the failure whose cause is searched. Commits that fail otherwise are skipped.
+        run_good: runs a program that passed before; None if there is no such program.
+        is_searched: returns whether an outcome is the failure to search. Commits with other failures are skipped.
         rate: updated with the runs.
     """
     failures, others, errors = 0, 0, 0

@@ -22,9 +22,10 @@ from hil.errors import UsageError
 COMMIT_VARIABLE = "HIL_COMMIT"
 _GIT_S = 600.0
 _LOG_BYTES = 2000
-# Variables that would make git, called in the worktree, change another tree: see `git rev-parse --local-env-vars`.
+# Environment variables to remove: with them, git in the worktree would change another tree. See `git rev-parse
+# --local-env-vars`.
 _LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
-# Hooks of the repository must not run for temporary checkouts.
+# Git command that does not run the repository's hooks, which are not meant for temporary checkouts.
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false", "-c", "advice.detachedHead=false")
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
 
@@ -35,7 +36,7 @@ class GitRepository:
 
     Attributes:
         root: top directory of the user's work tree, which is never changed.
-        here: directory that the paths of stored runs are relative to.
+        here: base directory for relative paths of stored runs.
     """
 
     root: Path
@@ -49,9 +50,10 @@ class GitRepository:
         return cls(Path(_call_git(here, "rev-parse", "--show-toplevel", hint=hint).rstrip("\n")).resolve(), here)
 
     def list_commits(self, good: str, bad: str) -> list[BlamedCommit]:
-        """Return the commits to search, oldest first: the parent of the first, and those that only ``bad`` has.
+        """Return the commits to search, oldest first: a start commit, and the commits that only ``bad`` contains.
 
-        The parent is ``good`` if this is an ancestor of ``bad``, and otherwise the point where both branches separate.
+        The start commit is ``good`` if ``good`` is an ancestor of ``bad``. Otherwise it is the commit at which the
+        branches separate.
 
         Raises:
             UsageError: a commit is not in the repository, or ``good`` contains ``bad``.
@@ -69,7 +71,7 @@ class GitRepository:
         return [BlamedCommit(commit=commit, subject=line(text)) for commit, text in found]
 
     def list_ancestors(self, commit: str) -> frozenset[str] | None:
-        """Return a commit with its ancestors, or None if the clone does not have them all.
+        """Return a commit and its ancestors, or None if the clone does not contain all of them.
 
         Raises:
             UsageError: the commit is not in the repository.
@@ -86,7 +88,7 @@ class GitRepository:
     def open_worktree(self) -> Iterator[CommitTree]:
         """Yield a temporary worktree, and remove it at the end."""
         with temporary_folder("gate-") as folder:
-            _call_git(self.root, "worktree", "prune")  # of killed processes, whose directories are removed now
+            _call_git(self.root, "worktree", "prune")  # forget the removed worktrees of killed processes
             place = Path(folder) / self.root.name
             try:
                 yield CommitTree(self, place)
@@ -97,7 +99,7 @@ class GitRepository:
             _call_git(self.root, "worktree", "prune")
 
     def _resolve(self, commit: str) -> str:
-        """Return the full name of a commit. The text is from a record, and must not become an option."""
+        """Return the full hash of a commit. The text comes from a record, so git must not parse it as an option."""
         words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
         try:
             lines = _call_git(self.root, *words).split()
@@ -127,7 +129,7 @@ class CommitTree:
             _call_git(self.repository.root, *words)
 
     def build(self, command: str, commit: str, *, timeout_s: float, log: Path) -> str:
-        """Run the build command with the user's shell in the worktree. Return the reason of a failure, or "".
+        """Run the build command with the user's shell in the worktree. Return the reason for a failure, or "".
 
         Args:
             log: file for the output.
@@ -149,7 +151,7 @@ class CommitTree:
             except subprocess.TimeoutExpired:
                 return f"the build exceeded {timeout_s:g} s and was stopped; see {log}"
             finally:
-                # A build may leave processes, and Ctrl-C does not reach another session.
+                # Kill the whole group: a build may leave processes, and Ctrl-C does not reach another session.
                 signal_group(process.pid)
                 process.wait()
         if not code:
@@ -175,7 +177,7 @@ class CommitTree:
     def locate_tensor(self, text: str) -> str:
         """Return the text of ``--input`` or ``--expected`` for the worktree.
 
-        Tracked files are those of the commit. Other files exist only in the user's work tree.
+        For a tracked file, the commit's version is used. Other files exist only in the user's work tree.
 
         Raises:
             UsageError: the commit does not have a tracked file.

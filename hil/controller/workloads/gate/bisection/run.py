@@ -1,4 +1,7 @@
-"""Search the commits of all suspects together, so that they share builds. Each test is stored when it ends."""
+"""Search the commits of all suspects together, so that the suspects share builds.
+
+The result of each test is stored at once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ Suspects = Sequence[tuple[GateCase, GateVerdict]]
 
 @dataclass
 class _SuspectSearch:
-    """Search of a suspect."""
+    """Search for the first bad commit of one suspect."""
 
     tester: CommitTester
     commits: list[BlamedCommit]
@@ -48,7 +51,7 @@ class _SuspectSearch:
         return self.tester.case.series
 
     def choose_next(self) -> str | None:
-        """Return the commit to test next. Commits that the board spoiled are tested twice."""
+        """Return the commit to test next. If the board made a test fail, the commit is tested a second time."""
         if self.board_skips >= _BOARD_SKIPS_MOST:
             return None
         position = self.search.choose_next()
@@ -94,7 +97,7 @@ class _SuspectSearch:
         return f"{counted(len(candidates) - 1, 'commit')} could not be tested" if len(candidates) > 1 else ""
 
     def _list_spoiled(self) -> list[int]:
-        """Return the positions whose test could not be completed because of the board, and matters."""
+        """Return the positions of relevant tests that could not be completed because of the board."""
         spoiled = {one.commit for one in self.tried if one.is_board_error}
         tested = {one.commit for one in self.tried if not one.is_board_error}
         ends = [0, len(self.commits) - 1]
@@ -110,8 +113,8 @@ class CommitBisector:
     Attributes:
         command: build command for the shell; "" builds nothing.
         folder: directory of the gate.
-        budget_s: maximum time of the rounds in turns for each suspect and commit.
-        rounds: file of the rounds in turns.
+        budget_s: maximum time in seconds for measurements in turns, per suspect and commit.
+        rounds: file with the measured rounds.
     """
 
     repository: GitRepository
@@ -161,11 +164,11 @@ class CommitBisector:
         measured = (case.new.run, *(one.tried.commit for one in log.trials))
         known = self.rounds.read()
         tester.decisions += [known.get(_make_key(case, name), ()) for name in measured]
-        # Without a measurement, the first commit is good only if a test says so.
+        # If the first commit was not measured, it must pass a test.
         needs_good = not commits[0].commit.startswith(good)
         found = _SuspectSearch(tester, commits, CommitSearch(len(commits), needs_good=needs_good))
         for one in log.trials:
-            # The board may work again.
+            # Repeat tests with a board error, because the board may work again.
             if (one.series, one.run) == (case.series, case.new.run) and not one.tried.is_board_error:
                 found.add(one.tried)
         return found
@@ -217,5 +220,5 @@ class CommitBisector:
 
 
 def _make_key(case: GateCase, measured: str) -> RoundsKey:
-    """Return the key of the rounds of a run or commit."""
+    """Return the key under which the rounds of a run or commit are stored."""
     return RoundsKey(case.series, case.old.program if case.old else "", measured, case.new.key.board)

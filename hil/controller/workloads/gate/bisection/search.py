@@ -1,4 +1,7 @@
-"""Search the first bad commit of a range, with commits that cannot be tested: pure functions of the results."""
+"""Search for the first bad commit in a range that may contain untestable commits.
+
+Pure functions of the test results.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class CommitSearch:
 
     Args:
         count: number of commits, at least 2.
-        needs_good: whether the first commit must pass a test. Otherwise it is good unless a test fails.
+        needs_good: whether the first commit counts as good only after it passed a test. If False, it is good unless a
+            test fails.
     """
 
     def __init__(self, count: int, *, needs_good: bool = False) -> None:
@@ -47,7 +51,7 @@ class CommitSearch:
         return min(untested, key=lambda place: abs(2 * place - low - high), default=None)
 
     def problem_at(self, end: int) -> TrialOutcome | None:
-        """Return the result of a tested end of the range if the search cannot continue with it."""
+        """Return the result at one end of the range if the search cannot continue with this result, otherwise None."""
         found = self._outcomes.get(end)
         if end:
             return found if found != "bad" else None
@@ -55,7 +59,10 @@ class CommitSearch:
 
     @property
     def candidates(self) -> range:
-        """Positions that may be the first bad commit. Empty if an end of the range differs from its measurement."""
+        """Positions that may be the first bad commit.
+
+        Empty if the test of an end of the range contradicts the stored measurement.
+        """
         if self.problem_at(self._count - 1) or self.problem_at(0):
             return range(0)
         low, high = self._find_bounds()

@@ -1,4 +1,4 @@
-"""Test a commit for a suspect: make its program from the worktree, and run it on the suspect's board."""
+"""Test a commit for a suspect: build the program from the worktree, and run it on the suspect's board."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ from hil.controller.workloads.gate.remeasure import Remeasurer, open_run
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.errors import BoardError, HilError, StorageError, UsageError
 
-# Stages that need no board, or repeat work of the host.
+# Stages on the host. An error in these stages does not depend on the board.
 _HOST_STAGES = (Stage.IMPORT.value, Stage.COMPILE.value, Stage.REFER.value)
-# The decision needs fewer rounds for a large change. A commit is bad if it causes at least a quarter of the change.
+# Smallest effect to detect, as a share of the change, so that the decision needs fewer rounds for a large change. A
+# commit is then bad if it causes at least a quarter of the change.
 _SHARE = 0.5
 _EFFECT_MOST = 0.5
 
 
 @dataclass
 class CommitTester:
-    """Tests of commits for a suspect.
+    """Tests the commits for one suspect.
 
     Attributes:
-        case: the suspect, with the program that passed before if the history has it.
+        case: the suspect. The history may contain the program that passed before.
         verdict: broken or regressed.
-        rate: share of runs that the board spoiled.
-        budget_s: maximum time of the rounds in turns for each commit.
-        decisions: log ratios of earlier decisions on the board, for its noise.
+        rate: share of runs that failed because of the board.
+        budget_s: maximum time in seconds for measurements in turns, per commit.
+        decisions: log ratios of earlier decisions on the board, from which the board's noise is estimated.
 
     Raises:
         UsageError: the suspect cannot be measured again.
@@ -92,7 +93,7 @@ class CommitTester:
         except StorageError:
             raise
         except UsageError as error:
-            # Files are missing, or do not match the model of this commit.
+            # Files are missing or do not match the model of this commit, so skip the commit.
             return Trial("skipped", error.message)
 
     def _decide(self, program: _CommitProgram, known: Sequence[float], keep_round: Callable[[float], None]) -> Trial:
@@ -132,7 +133,7 @@ class CommitTester:
         return self.case.new.outcome != Outcome.SKIP.value
 
     def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
-        """Call a function with the board's session. After a board error, reconnect, and return the error."""
+        """Call a function with the board's session. After a board error, reconnect and return the error."""
         choice, faults = choice_of(self._job), self._job.faults
         try:
             case = call(self.measurer.pool.session(choice, runtimes=[self.case.new.key.runtime], faults=faults))
@@ -145,7 +146,7 @@ class CommitTester:
 
     @functools.cached_property
     def _good(self) -> Case | None:
-        """The program that passed before; None if the history does not have it."""
+        """The program that passed before, or None if the history does not contain it."""
         if self.case.old is None or not self.case.is_stored:
             return None
         return self.measurer.restore_entry(self._run, self.case.new, self.case.old, self._job)
@@ -162,7 +163,7 @@ class CommitTester:
     def _compare_times(
         self, program: _CommitProgram, known: Sequence[float], keep_round: Callable[[float], None]
     ) -> Trial:
-        """Measure the commit's program in turns with the good program, unless the result is known."""
+        """Measure the commit's program and the good program in turns, unless the result is known."""
         if program.digest and (decided := self._decided.get(program.digest)) is not None:
             return decided
         trial = self._measure_times(program, known, keep_round)
@@ -201,7 +202,10 @@ class CommitTester:
         until: float,
         keep_round: Callable[[float], None],
     ) -> HilError | None:
-        """Add rounds until the decision is clear or the time is spent. Return the error that prevented this."""
+        """Add rounds until the decision is clear or the time is over.
+
+        Return the error that ended the measurement, or None.
+        """
         good = self._good
         if good is None:
             return UsageError("the program of the baseline is not in the history")

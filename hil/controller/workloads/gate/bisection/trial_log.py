@@ -1,4 +1,4 @@
-"""Store tests of commits as lines of bisect.jsonl, so that an interrupted gate continues."""
+"""Store the tests of commits as lines of bisect.jsonl, so that an interrupted gate can be resumed."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
 
-# Formats that are cut into layers like ONNX. Formats that tf2onnx converts are excluded: their node names, and so the
-# case names, differ between processes.
+# Formats besides ONNX that are cut into layers. Formats that tf2onnx converts are excluded, because their node names,
+# and so the case names, differ between processes.
 _ALSO_CUT = ("pt2",)
 
 
@@ -85,16 +85,16 @@ def cases_of(
 
     The cases of a model are ``<model>_full_model``, ``<model>_<case>`` for its data sets and bundled cases, then
     ``<model>_layer_<op>_<name>`` for its layers. A model with a specification of ``--generate`` has a case
-    ``<model>_<prompt>`` per prompt instead. Layers are cut from the model after the flow's recipe. Only the first
-    of merged layers is a case. Layers that draw random numbers are skipped. If a model cannot be read, its case raises
-    the error. If a readable model cannot be cut, the case ``<model>_layers`` raises the error.
+    ``<model>_<prompt>`` per prompt instead. Layers are cut from the model after the flow's recipe. Of a group of merged
+    layers, only the first is a case. Layers that draw random numbers are skipped. If a model cannot be read, the
+    model's case raises the error. If a model can be read but not cut, the case ``<model>_layers`` raises the error.
 
     Args:
         models: models with different names.
         layers: None for no layers.
         settings: seed, and the project file's settings for models: seed, input range and sizes.
-        dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models have
-            their sizes already.
+        dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models
+            already have their sizes.
 
     Raises:
         UsageError: unknown layer settings, or a dimension that no model has.
@@ -105,7 +105,7 @@ def cases_of(
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _collect_cases(whole, layers), wholes))
     every = [spec for specs in found for spec in specs]
-    # Two models' cases may get the same name. Number them, so that the records differ.
+    # Cases of two models may have the same name. Number such cases, so that their records differ.
     return tuple(
         replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
     )
@@ -118,10 +118,12 @@ def sized_models(
     settings: CaseSettings,
     option: str = "--dim",
 ) -> list[SuiteModel]:
-    """Return the models with the sizes of their dimensions. A size range gives a model per edge.
+    """Return the models with the sizes of their dimensions.
 
-    The project file's sizes for a model override the file's sizes for all models. Of the models from a range, only the
-    largest has layers. No model from a range uses tensors from the model's files.
+    A range gives a model for each size that :func:`.sweep` selects.
+
+    The project file's sizes for a model override the file's sizes for all models. Of the models for a range, only the
+    largest has layers. Models for a range do not use tensors from the model's files.
 
     Raises:
         UsageError: a dimension that no model has.
@@ -186,7 +188,7 @@ def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[Ca
             model, inputs = whole.final(log), whole.inputs()
         except StorageError:
             raise
-        except HilError:  # the whole model's case reports it
+        except HilError:  # the case of the whole model reports the error
             return specs
         work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
         try:
@@ -258,10 +260,7 @@ def _make_raiser(error: HilError) -> Callable[[Path], CaseData]:
 
 
 class _PreparedModel:
-    """A model with inputs, form after the recipe, and reference results.
-
-    All are computed once, on demand.
-    """
+    """A model with inputs, form after the recipe, and reference results. Each part is computed once, on demand."""
 
     def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, settings: RunSettings) -> None:
         self.source = source
@@ -303,7 +302,7 @@ class _PreparedModel:
         model = self._load_plain_model()
         inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
         case = read_case(place, Signature((*inputs, *defaults), outputs))
-        # Inputs with default values are given by name, or after the others.
+        # Inputs with default values are matched by name, or by position after the other inputs.
         more = defaults[: max(len(case.inputs) - len(inputs), 0)]
         if isinstance(case.inputs, Mapping):
             more = tuple(spec for spec in defaults if spec.name in case.inputs)
@@ -326,7 +325,7 @@ class _PreparedModel:
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
 
     def final(self, log: Path) -> Model:
-        """Return the model after the recipe, with all dimensions fixed that the inputs determine.
+        """Return the model after the recipe. All dimensions that the inputs determine are fixed.
 
         Layers are cut from the returned model.
         """
@@ -407,7 +406,8 @@ class _PreparedModel:
         if given := _read_tensors(self.source.given):
             return {name: array for name, array in given.items() if name not in defaults}
         for place in self.source.data_sets:
-            # An invalid data set fails in a separate case. The whole model and the layers use the next data set.
+            # Skip an invalid data set: its own case reports the error. The whole model and the layers use the next data
+            # set.
             with contextlib.suppress(UsageError):
                 return {
                     name: array for name, array in self._read_data_set(place).inputs.items() if name not in defaults
@@ -432,7 +432,7 @@ class _PreparedModel:
         return self._compute_once(f"recipe {sorted(sizes.items())}", apply)
 
     def _find_samples(self) -> Sequence[Mapping[str, Array]]:
-        """Return calibration samples for a recipe. Empty if the recipe must find samples."""
+        """Return calibration samples for a recipe, or an empty list if the recipe must find samples itself."""
         if found := self.source.calibration():
             return found
         if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
@@ -441,7 +441,7 @@ class _PreparedModel:
         return [given] if given else []
 
     def _compute_once(self, what: str, make: Callable[[], T]) -> T:
-        """Return a cached value, or compute it. Errors are cached and raised too."""
+        """Return a cached value, or compute it. Errors are also cached and raised again."""
         with self._lock:
             if what not in self._known:
                 try:

@@ -46,7 +46,7 @@ _CALIBRATION = ".calibration.npz"
 _SAVED_MODEL = "saved_model.pb"
 # A directory with any such file is a model with the directory's name.
 _FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
-# A directory with any such file is a hil run. It contains model copies.
+# A directory with any such file is a run of hil, which contains copies of models.
 _RUNS = ("suite.json", "run.json")
 
 
@@ -66,7 +66,7 @@ def scan_models(path: Path) -> ModelScan:
     paths collide too, the name includes the suffix.
 
     Test cases in a model's directory belong to the model: directories ``test_data_set_N`` for an ONNX model, and flag
-    files for an IREE program. If the program is elsewhere, the first of the flag files takes the model's place.
+    files for an IREE program. If the program is in another directory, the first flag file stands for the model.
 
     Raises:
         UsageError: the file is not a model, or the directory is unreadable.
@@ -123,7 +123,10 @@ def _list_suffixes() -> tuple[str, ...]:
 
 
 def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
-    """Return whether a file is a model. Libraries must be named; TensorFlow graphs must be named or have a config."""
+    """Return whether a file is a model.
+
+    Libraries must be named by the user; TensorFlow graphs must be named or have a config.
+    """
     if file.name in _FOLDERS:
         return file.name == _SAVED_MODEL or is_golden(file)
     name = file.name.lower()
@@ -230,7 +233,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
     """Group flag files by program. Also return a line about flag files without expected outputs, which are skipped.
 
     Files that name no program are ignored, because IREE's tools did not write them. A file that hil cannot parse forms
-    a separate group: that case reports the error.
+    a separate group, whose case reports the error.
     """
     programs: dict[Path, list[Path]] = {}
     silent = []

@@ -131,7 +131,7 @@ def _write_tensors(
 
 
 def _as_array(value: Any) -> Array | None:
-    """Convert a test's value to an array. Return None if it is not a tensor."""
+    """Convert a value of a test to an array. Return None if the value is not a tensor."""
     from onnx import TensorProto, numpy_helper
 
     if isinstance(value, (np.ndarray, np.generic)):

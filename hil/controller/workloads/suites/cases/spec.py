@@ -35,21 +35,21 @@ class CaseData:
 
     path: Path  # the model after the flow's recipe
     inputs: Mapping[str, Array] = field(default_factory=dict)  # name -> tensor; missing inputs are seeded random
-    # Outputs used instead of a reference's; empty runs a reference.
+    # Expected outputs that replace a reference. If empty, a reference computes the outputs.
     expected: Mapping[str, Array] = field(default_factory=dict)
-    # The model before the flow's recipe, or None without a recipe. Outputs are also compared with this reference and
-    # reported separately.
+    # The model before the flow's recipe, or None without a recipe. Outputs are also compared with the outputs of this
+    # model, and the comparison is reported separately.
     plain_path: Path | None = None
-    # Outputs used instead of that reference's; empty runs it.
+    # Expected outputs of the model before the recipe. If empty, a reference computes them.
     plain_expected: Mapping[str, Array] = field(default_factory=dict)
-    # rtol, atol: the case's tolerance; None is the dtype's default.
+    # rtol, atol: tolerance of the case; None selects the default of the dtype.
     rtol: float | None = None
     atol: float | None = None
     dims: Mapping[str, int] = field(default_factory=dict)  # symbolic dimension values
     # Specification of --generate and the name of its prompt; None runs the model once.
     generate: Path | None = None
     prompt: str = ""
-    # The case with a compiled program, if bundled. Then the fields other than the tolerance are taken from it.
+    # The bundled case with a compiled program, if any. It then determines all fields except the tolerance.
     program: ProgramCase | None = None
 
 
@@ -64,9 +64,9 @@ class CaseSpec:
     # Creates the data, given an empty directory for the case. Called at most once, in a thread. Raises HilError; the
     # default stage is ``import``.
     make: Callable[[Path], CaseData]
-    layer: str = ""  # the layer's name; "" is the whole model
-    op: str = ""  # the operator or a group's operators (``Conv+Relu``); "" is a whole model
-    # Digest over all sources. A resumed run repeats cases with a changed digest.
+    layer: str = ""  # name of the layer; "" for the whole model
+    op: str = ""  # operator, or the operators of a group (``Conv+Relu``); "" for a whole model
+    # Digest of all source files. A resumed run repeats cases with a changed digest.
     content: str = ""
     params: Mapping[str, str] = field(default_factory=dict)  # test parameters, such as ``dtype``
     # The model's file and digest, including external data. None if the file is missing or unreadable.
@@ -85,7 +85,7 @@ class Suite:
     name: str  # ``operators``, ``models``, or the directory's name
     source: str  # name on the command line
     cases: tuple[CaseSpec, ...]  # in order, with unique IDs
-    # The expected-failures file, which may be missing; None if the suite cannot have such a file.
+    # File with expected failures, which may be missing; None if the suite cannot have such a file.
     expected: Path | None = None
     left_out: tuple[str, ...] = ()  # test cases and layers that cannot be run, one line per place
 
@@ -95,7 +95,7 @@ class OwnCase:
     """A case bundled in a file."""
 
     name: str  # unique in the file and equal in every run
-    content: str  # digest over all sources; "" if unreadable, then ``make`` reports it
+    content: str  # digest of all source files; "" if unreadable: ``make`` then reports the error
     # Creates the case in the given directory. Raises UsageError if it is unreadable.
     make: Callable[[Path], ProgramCase]
 
@@ -108,20 +108,20 @@ class SuiteModel:
     path: Path
     dims: Mapping[str, int] = field(default_factory=dict)
     given: Callable[[], Mapping[str, Array]] = dict  # inputs by name; missing inputs are seeded random
-    expected: Callable[[], Mapping[str, Array]] = dict  # outputs used instead of the reference's
+    expected: Callable[[], Mapping[str, Array]] = dict  # expected outputs that replace the reference
     # Calibration samples for recipes, input -> tensor. Without samples, recipes use ``<model>.calibration.npz``,
     # then the given inputs, then random samples.
     calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
     beside: tuple[Path, ...] = ()  # other source files for the cases; they may be missing
-    # rtol, atol: tolerance for the whole model; None is the dtype's default. Layers always use the default.
+    # rtol, atol: tolerance for the whole model; None selects the default of the dtype. Layers always use the default.
     rtol: float | None = None
     atol: float | None = None
     # Cases with compiled programs bundled in the model's file; None for a plain model.
     own_cases: Callable[[RunContext], Sequence[OwnCase]] | None = None
     # Directories with inputs and expected outputs (ONNX test data), one case per directory. Without given inputs, the
-    # whole model uses those from the first valid directory.
+    # whole model uses the inputs from the first valid directory.
     data_sets: tuple[Path, ...] = ()
     # Specification of --generate: its prompts are the cases instead of the whole model and the layers.
     generate: Path | None = None
-    is_case: bool = True  # whether the model is a case even if the file bundles cases
+    is_case: bool = True  # whether the whole model is a case, even if the file contains bundled cases
     is_cut: bool = True  # whether the layers are also cases

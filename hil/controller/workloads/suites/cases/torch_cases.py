@@ -1,9 +1,9 @@
 """Suites ``operators`` and ``models`` for flows that start from PyTorch: the tests of ExecuTorch's backend tester.
 
-The tests are part of the installed ``executorch``. A test builds a module and inputs and passes them to a runner.
-hil's runner records them. torch exports a model when the case is created. The cache stores the program, the inputs and
-the module's outputs. Code that imports torch and executorch runs in a separate process, because the import takes
-seconds.
+The tests are part of the installed ``executorch``. A test builds a module and inputs, and passes both to a runner. hil
+replaces the runner by one that records the module and inputs. torch exports a model when the case is created. The cache
+stores the program, the inputs and the module's outputs. Code that imports torch and executorch runs in a separate
+process, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from hil.errors import ImportFailed, UsageError
 from hil.formats.torch_values import from_torch
 
 MAKE_TIMEOUT_S = 900.0
-# Allow a hundred layers' rounding errors (at least 115 dB with XNNPACK). atol is relative to the largest output.
+# Tolerance that allows the rounding errors of a hundred layers (SQNR of at least 115 dB with XNNPACK). atol is relative
+# to the largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
 # Increase this when the cached test data changes.
 _VERSION = 1
@@ -80,7 +81,7 @@ class TorchTest:
     choice: int = 0
     number: int = 0
     params: Mapping[str, str] = field(default_factory=dict)
-    depends: bool = False  # whether the model differs for flows that quantize
+    depends: bool = False  # whether the model is different for flows that quantize
     skipped: str = ""  # why the tester skips it
     problem: str = ""  # why the model is missing
 
@@ -186,7 +187,7 @@ class _Lowering:
 
 
 class _Enough(Exception):
-    """The requested model was recorded."""
+    """Ends a test after the requested model was recorded."""
 
 
 class _Runner:
@@ -194,7 +195,7 @@ class _Runner:
 
     Args:
         quantize: whether the flow quantizes; some tests then build a different model.
-        wanted: stop the test at the call with this index, from 0. None runs the whole test.
+        wanted: index of the call at which to stop the test, from 0. None runs the whole test.
     """
 
     def __init__(self, quantize: bool, wanted: int | None = None) -> None:
@@ -310,7 +311,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
         with _convert_errors("cannot run the module"):
             expected = model(*copy.deepcopy(inputs))
         with _convert_errors("torch.export failed"):
-            # Strict, as in the tester.
+            # Use strict mode, as the tester does.
             program = torch.export.export(
                 model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
             )

@@ -1,4 +1,4 @@
-"""Rules of `hil suite diff` for differences between two results for a case."""
+"""Rules of `hil suite diff` for differences between two results of a case."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hil.controller.records.base import parse_number
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 
-# Smaller differences are noise. Device times must also exceed the variation within a run. Of 314 cases with 20
-# iterations, run twice on a busy machine, 41 medians differed by more than the ratio. Only 3 of them also exceeded the
-# variation.
+# Limits for differences; smaller differences are noise. A difference of device times must also exceed the variation
+# within a run. In a test of 314 cases with 20 iterations, which ran twice on a busy machine, 41 medians differed by
+# more than the ratio, and only 3 of these also exceeded the variation.
 ITERATIONS = 5
 _DEVICE_NS = 50_000.0
 _DEVICE_RATIO = 1.2
@@ -65,7 +65,7 @@ class NumberChange:
     after: float
     ratio: float | None  # after/before; None for SQNR (a logarithm) and for a division by zero
     worse: bool  # slower, larger, or further from the reference
-    output: str = ""  # the most changed output; worse outputs take priority
+    output: str = ""  # output with the largest change; regressions have priority
 
 
 def move_of(before: str, after: str) -> str:
@@ -119,7 +119,7 @@ def _find_error_change(what: str, output: str, was: Numbers, now: Numbers) -> Nu
     return NumberChange(what, a, b, b / a if a else None, b > a, output) if error_changed(a, b) else None
 
 
-# These rules accept numbers or arrays, hence the bitwise operators.
+# These rules use bitwise operators, because they accept numbers or arrays.
 
 
 def time_changed(a: Any, b: Any, faster_p90_ns: Any) -> Any:

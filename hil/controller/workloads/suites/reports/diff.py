@@ -39,14 +39,15 @@ class CaseNumberChange:
 
     id: str
     # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``). Device times are
-    # compared if both runs timed enough iterations and the slower median exceeds 90 % of the faster run's times.
+    # compared if both runs timed enough iterations. A change also requires that the slower median exceeds 90 % of the
+    # faster run's times.
     what: str
     before: float
     after: float
     ratio: float | None  # after/before; None for SQNR (a logarithm) and for a division by zero
     worse: bool  # slower, larger, or further from the reference
     cases: int = 1  # cases that share this program; ``id`` is the first
-    output: str = ""  # the most changed output; worse outputs take priority
+    output: str = ""  # output with the largest change; regressions have priority
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class RunDiff:
     new: tuple[OutcomeChange, ...]  # only in the later run; failing cases first
     gone: tuple[OutcomeChange, ...]  # only in the earlier run
     changed: tuple[CaseNumberChange, ...]  # numbers that changed by more than noise; the largest change per kind first
-    # Geometric mean ratio between device times, over the ``device_cases`` for which both runs timed enough
-    # iterations. None without such cases.
+    # Geometric mean of the ratios of device times, over the ``device_cases`` cases with enough timed iterations in both
+    # runs. None without such cases.
     device_ratio: float | None
     device_cases: int
     device_few: int  # cases without enough timed iterations for a comparison
@@ -137,7 +138,7 @@ def _list_number_changes(
 ) -> Iterable[CaseNumberChange]:
     """Yield the changed numbers of a case. ``before`` and ``after`` are results from :func:`_group_by_program`."""
     users = after.get(now.program, [now.id])
-    # Other cases in a program change its size.
+    # Compare the sizes only if the programs contain the same cases, because each case affects the size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
     for one in changes(Numbers.of(was), Numbers.of(now), size_counts=same):
         cases = len(users) if one.what == "artifact_bytes" else 1

@@ -50,7 +50,7 @@ def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | Non
     return suite
 
 
-# Attribute -> counted elements. Jenkins' schema allows the last one only for suites.
+# Attribute -> counted elements. Jenkins' schema allows the last attribute only for suites.
 _COUNTS = {
     "tests": "testcase",
     "failures": "testcase/failure",

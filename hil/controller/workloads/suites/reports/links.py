@@ -1,7 +1,7 @@
 """Links from reports to a case's files: the picture of the difference, tensors, logs, IR, profiles.
 
-Links are relative to the run's directory, so links remain valid if the directory is moved. Links to directories outside
-(``--debug-ir``, ``--profile``) remain valid if both directories are moved together.
+Links are relative to the run's directory, so that they remain valid if the directory is moved. Links to other
+directories (``--debug-ir``, ``--profile``) remain valid if both directories are moved together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from hil.core.npy import load_npy
 from hil.errors import HilError
 
 PICTURE = "difference.png"
-# A picture takes half a second and 100 KB. Limit the pictures per run, and their tensors' bytes.
+# Maximum number of pictures per run, and maximum size of a picture's tensors in bytes. A picture takes half a second
+# and 100 KB.
 _PICTURES, _LARGEST = 20, 256 << 20
 
 

@@ -61,10 +61,10 @@ _COPIED = (
 
 
 def report_html(run: SuiteResults) -> str:
-    """Return the page: totals, plots, and a table of cases that can be filtered, sorted and expanded.
+    """Return the page: totals, plots, and a table of cases. Users can filter, sort and expand the table.
 
-    The page makes no requests, and the content security policy allows only inline scripts. Texts from models, tools
-    and boards are data.
+    The page makes no requests, and the content security policy allows only inline scripts. Texts from models, tools and
+    boards are embedded as data, never as HTML.
     """
     style, script = _read_asset("page.css"), "\n".join(map(_read_asset, _SCRIPTS))
     sources = f"img-src data:; style-src {page_digest(style)}; script-src {page_digest(script)}"

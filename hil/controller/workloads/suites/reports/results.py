@@ -48,7 +48,7 @@ class SuiteResults:
     records: tuple[CaseRecord, ...]  # for finished cases, in the suite's order
     missing: tuple[str, ...] = ()  # unfinished case IDs
     damaged: int = 0  # unreadable lines in results.jsonl
-    left_out: tuple[str, ...] = ()  # the models' test cases that cannot be run, one line per place
+    left_out: tuple[str, ...] = ()  # test cases of the models that cannot be run, one line per place
 
     @property
     def title(self) -> str:
@@ -57,7 +57,7 @@ class SuiteResults:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on why the run is incomplete."""
+        """Sentences with the reasons why the run is incomplete."""
         notes = []
         if self.missing:
             share = f"{len(self.missing)} of {counted(len(self.missing) + len(self.records), 'case')}"
@@ -120,7 +120,7 @@ class Totals:
 
 
 def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
-    """Yield remarks on cases that are neither plain passes nor plain failures. The delegated share is last."""
+    """Yield remarks on cases that need more than their outcome, and at the end a remark on the delegated share."""
     if expected := outcomes.get(EXPECTED):
         yield f"{expected} failed as expected"
     if passed := outcomes.get(Outcome.XPASS.value):
@@ -150,7 +150,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
 
 
 def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
-    """Yield remarks on verdicts that do not depend on independent references."""
+    """Yield remarks on verdicts without an independent reference."""
     deciders = _count_words(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
     for decider, count in deciders.items():
         if decider:
@@ -165,7 +165,10 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
 
 
 def worst(outputs: Sequence[StoredComparison]) -> int | None:
-    """Return the index of the worst output by failure, mismatches, then SQNR. None without outputs."""
+    """Return the index of the worst output: failed outputs first, then by mismatches, then by SQNR.
+
+    None without outputs.
+    """
 
     def badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
@@ -198,7 +201,7 @@ def timed_text(record: CaseRecord) -> str:
 def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
     """Return the cases by device time, the slowest first, and a sentence on cases that cannot be ranked.
 
-    A program's first run includes deferred loading (pages, caches, threads), so the time is not comparable.
+    The first run of a program includes deferred loading (pages, caches, threads), so such times are not ranked.
     """
     measured = [record for record in records if record.device_p50_ns]
     ranked = sorted((one for one in measured if not one.cold), key=lambda one: -(one.device_p50_ns or 0))
@@ -218,8 +221,8 @@ def _count_words(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
 class Delegation:
     """Share of a program that a backend executes."""
 
-    delegated: Mapping[str, int]  # operator -> node count that the backend executes
-    undelegated: Mapping[str, int]  # operator -> node count left to the CPU's kernels
+    delegated: Mapping[str, int]  # operator -> number of nodes that the backend executes
+    undelegated: Mapping[str, int]  # operator -> number of nodes that the CPU's kernels execute
 
     @classmethod
     def of(cls, record: CaseRecord) -> Delegation | None:
@@ -236,7 +239,7 @@ class Delegation:
 
     @property
     def undelegated_nodes(self) -> int:
-        """Number of nodes left to the CPU."""
+        """Number of nodes that the CPU executes."""
         return sum(self.undelegated.values())
 
     @property

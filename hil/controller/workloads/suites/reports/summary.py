@@ -92,7 +92,10 @@ def _format_places(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[
 
 
 def _group_alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
-    """Group failing cases as (first case, number of other cases). Cases with the same lost-board error form a group."""
+    """Group failing cases as (first case, number of other cases).
+
+    Cases that lost the board with the same error form a group.
+    """
     found: dict[object, list[CaseRecord]] = {}
     for record in failing:
         lost = kind_of(record.outcome) == "board"
@@ -209,7 +212,10 @@ def _build_slowest_section(run: SuiteResults) -> list[str]:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """Return the lines of a Markdown table. The first line includes the rule. Number columns are right-aligned."""
+    """Return the lines of a Markdown table.
+
+    The first item contains the header and the separator line. Number columns are right-aligned.
+    """
     rules = ["---:" if rows and isinstance(rows[0][place], int) else "---" for place in range(len(heads))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return [f"{lines[0]}\n|{'|'.join(rules)}|", *lines[1:]]

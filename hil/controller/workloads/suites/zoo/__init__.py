@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 
 MAKE_TIMEOUT_S = 300.0
 _HERE = Path(__file__).parent
-# Models for digits. A wheel has them in this directory, a checkout in the examples.
+# Possible directories of the models for digits: in a wheel, and in a checkout.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
 # Name -> function that adds the model to a graph, in the suite's order.

@@ -13,7 +13,7 @@ import numpy as np
 from hil.core.tensors import dtype_name, dtype_of
 from hil.formats.ort_values import ONNX_TYPES
 
-# RandomState's numbers are the same in all numpy releases; default_rng's are not.
+# Use RandomState, whose numbers are the same in all numpy releases. The numbers of default_rng may change.
 _Random = np.random.RandomState
 
 
@@ -21,8 +21,8 @@ class GraphBuilder:
     """Graph under construction. Strings name tensors. Random weights depend only on the model's name.
 
     Args:
-        outer: the enclosing graph, if this is a body. The outer tensors may be used here, and names are unique across
-            both graphs.
+        outer: the enclosing graph, if this is a body. A body may use tensors of the enclosing graph, and names are
+            unique across both graphs.
     """
 
     def __init__(self, name: str, outer: GraphBuilder | None = None) -> None:
@@ -205,7 +205,7 @@ def pooling_mix(g: GraphBuilder) -> None:
 
 
 def siamese(g: GraphBuilder) -> None:
-    """Build a siamese network: two images use the same weights; two inputs, three outputs."""
+    """Build a siamese network with two inputs and three outputs. Two images use the same weights."""
     weights = [(g.weight(8, 1, 3, 3), g.weight(8, scale=0.1)), (g.weight(8, 8, 3, 3), g.weight(8, scale=0.1))]
     dense, bias = g.weight(128, 16), g.weight(16, scale=0.1)
     ends = []
