@@ -1,4 +1,5 @@
-/* hil/compare/allowance.py and hil/compare/small.py in C: what noise allows, and values smaller than the tolerance. */
+/* hil/compare/allowance.py and hil/compare/small.py in C: differences allowed for noise, and values below the
+ * tolerance. */
 #include "verifier.h"
 
 #include <math.h>
@@ -61,7 +62,7 @@ double relative_limit(const struct dtype *dtype, double rtol, bool given)
     return given || !has_eps(dtype) ? 0.5 : fmax(rtol, sqrt(dtype->eps));
 }
 
-/* Of the values along an axis, or of all: how many are not 0, small, lost, or hidden by noise. */
+/* Counts over the values at an index of an axis, or over all values: nonzero, small, lost, and hidden by noise. */
 struct group {
     uint64_t nonzero, small, lost, hidden;
 };
@@ -84,7 +85,7 @@ static unsigned kind_at(const struct tensor *actual, const struct tensor *expect
     unsigned found = IS_NONZERO | IS_SMALL;
     if (!(distance > fmax(share * size, tiny)))
         return found;
-    if (size == 0) /* nothing is relative: that may be rounding, or a value that should not be there */
+    if (size == 0) /* there is no relative error: the value may be rounding, or should not exist */
         return found | (distance > noise ? IS_HIDDEN : 0);
     return found | (distance > noise ? IS_LOST : noise > size / 2 ? IS_HIDDEN : 0);
 }
@@ -98,13 +99,14 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
     int rank = (int)expected->rank, count = rank > 1 ? rank + 1 : 1;
     for (int place = 0; place < count; place++) {
         void *before = last_allocated();
-        /* the last axis, then each of the others, then all elements together */
+        /* first the last axis, then the other axes, then all elements together */
         int axis = place == count - 1 ? -1 : place ? place - 1 : rank - 1;
         uint64_t size = axis < 0 ? 1 : expected->shape[axis], stride = axis < 0 ? expected->count : 1;
         for (unsigned later = (unsigned)axis + 1; axis >= 0 && later < expected->rank; later++)
             stride *= expected->shape[later];
         struct group *groups = allocate(size, sizeof *groups);
-        /* A given tolerance says how far from 0 a float may be; one step from 0 is the whole value of an integer. */
+        /* A given tolerance limits the distance of a float from 0. For integers, a distance of one step is a whole
+         * value. */
         bool with_zeros = !given || (!has_eps(expected->dtype) && axis < 0);
         for (uint64_t i = 0; i < expected->count; i++) {
             unsigned kind = kind_at(actual, expected, rtol, atol, share, with_zeros, allowance, i);
@@ -120,7 +122,7 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
         for (uint64_t i = 0; i < size; i++) {
             struct group group = groups[i];
             bool counts = group.nonzero >= 2 && group.small && (double)group.small >= many * (double)group.nonzero;
-            groups[i].nonzero = counts && (double)group.lost > least * (double)group.small; /* whether it is bad */
+            groups[i].nonzero = counts && (double)group.lost > least * (double)group.small; /* now: whether the group is bad */
             *lost += groups[i].nonzero ? group.lost : 0;
             is_hidden |= counts && group.hidden && (double)group.hidden >= GROUP_SHARE * (double)group.nonzero;
         }

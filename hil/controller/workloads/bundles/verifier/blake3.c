@@ -75,7 +75,7 @@ static void join(uint32_t left[8], const uint32_t right[8], uint32_t last)
 
 void blake3(const uint8_t *data, uint64_t size, uint8_t digest[32])
 {
-    uint32_t stack[54][8]; /* of complete subtrees; one less than bits of a number of chunks */
+    uint32_t stack[54][8]; /* chaining values of complete subtrees, one per bit of the number of chunks */
     uint32_t chain[8];
     int depth = 0;
     uint64_t number = 0;

@@ -1,4 +1,4 @@
-/* .hilb files, as hil/bundles/layout.py and hil/bundles/manifest.py have them. */
+/* Read .hilb files. hil/bundles/layout.py and hil/bundles/manifest.py define the format. */
 #include "blake3.h"
 #include "json.h"
 
@@ -23,20 +23,20 @@ struct reader {
     struct blob *blobs;
     size_t blobs_count;
     struct bundle *bundle;
-    uint64_t left; /* bytes that cases may still name: one blob may be in many */
+    uint64_t left; /* remaining bytes that cases may refer to, because many cases may refer to the same blob */
 };
 
-/* What a method takes or gives. */
+/* Input or output of a method. */
 struct spec {
     const char *name;
     const struct dtype *dtype;
     unsigned rank;
     uint64_t shape[MAX_RANK];
-    const char *symbol[MAX_RANK]; /* "" where the dimension may have any size; NULL where it is a size */
-    uint32_t number[MAX_RANK];    /* of the symbol, among those of the method */
+    const char *symbol[MAX_RANK]; /* "" for a dimension of any size; NULL for a fixed size */
+    uint32_t number[MAX_RANK];    /* index of the symbol in the method */
 };
 
-/* A name, and where it is. */
+/* A name and its position. */
 struct place {
     const char *name;
     size_t at;
@@ -45,9 +45,9 @@ struct place {
 struct signature {
     size_t counts[2];
     struct spec *specs[2];
-    struct place *places[2]; /* of the specs, by name */
+    struct place *places[2]; /* positions of the specs, sorted by name */
     size_t symbols;
-    uint64_t *sizes; /* of the symbols, in a case; NOT_SEEN where no tensor has it yet */
+    uint64_t *sizes; /* sizes of the symbols in a case; NOT_SEEN before the first tensor with the symbol */
 };
 
 #define NOT_SEEN UINT64_MAX
@@ -216,7 +216,7 @@ static void read_spec(struct spec *spec, const struct json *json, uint32_t item,
     elements_of(count, known, where);
 }
 
-/* The bytes of a character in UTF-8; 0 where there is none. */
+/* Return the number of bytes of a UTF-8 character; 0 if it is invalid. */
 static uint64_t character_bytes(const uint8_t *data, uint64_t size)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -232,7 +232,7 @@ static uint64_t character_bytes(const uint8_t *data, uint64_t size)
     return code < least[bytes] || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF) ? 0 : bytes;
 }
 
-/* Texts lie one after another, each behind its length in four bytes. */
+/* Check a sequence of strings. A length of four bytes precedes each string. */
 static void check_strings(const uint8_t *data, uint64_t size, uint64_t count, const char *where)
 {
     uint64_t at = 0, found = 0;
@@ -270,7 +270,7 @@ static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t i
     if (blob->size > reader->left)
         refuse(HINT, "the bundle's manifest: cases exceed the limit for shared blobs");
     reader->left -= blob->size;
-    if (tensor->dtype->kind == 's') { /* no command takes texts: runtime_run says so */
+    if (tensor->dtype->kind == 's') { /* commands do not support strings; runtime_run reports this */
         check_strings(blob->data, blob->size, tensor->count, where);
         return;
     }
@@ -293,7 +293,7 @@ static const struct place *place_named(const struct place *places, size_t count,
     return count ? bsearch(&wanted, places, count, sizeof wanted, by_place_name) : NULL;
 }
 
-/* A dimension with a name has one size in all tensors of a case. */
+/* Check that a symbolic dimension has the same size in all tensors of a case. */
 static void check_symbol(struct signature *signature, const struct spec *spec, unsigned axis, uint64_t size,
                          const char *where)
 {
@@ -317,7 +317,7 @@ static void check_fits(struct signature *signature, const struct spec *spec, con
             check_symbol(signature, spec, axis, tensor->shape[axis], where);
 }
 
-/* A case's inputs or outputs, in the method's order. */
+/* Read the inputs or outputs of a case, in the order of the method. */
 static struct tensor *read_tensors(struct reader *reader, uint32_t list, struct signature *signature, int side,
                                    const char *where)
 {
@@ -398,7 +398,7 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
     if (has_field(json, item, "control"))
         refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
                "%s: this verifier supports tolerances only, the case has a control", where);
-    /* Noise and relation are optional. */
+    /* The fields for noise and relation are optional. */
     const char *wanted[FIELDS];
     char wanted_kinds[FIELDS + 1] = "";
     uint32_t taken[FIELDS], found[FIELDS] = {0};
@@ -448,7 +448,7 @@ static void refuse_twins(const char **names, size_t count, const char *where)
             refuse(HINT, "the bundle's manifest: %s contains a duplicate name", where);
 }
 
-/* Gives each symbol of a method a number, so that a case need not look for it. */
+/* Number the symbols of a method, so that reading a case needs no search. */
 static void number_symbols(struct signature *signature)
 {
     size_t count = 0;
@@ -511,7 +511,7 @@ static void read_method(struct method *made, struct reader *reader, uint32_t ite
     refuse_twins(names, made->cases_count, "methods.cases");
 }
 
-/* How a bundle was made may be any JSON, but no deeper than people can read. */
+/* Check the depth of a JSON value. The description of a bundle's creation may be any JSON up to the maximum depth. */
 static void check_depth(const struct json *json, uint32_t node, unsigned depth)
 {
     const struct node *found = &json->nodes[node];
@@ -520,7 +520,7 @@ static void check_depth(const struct json *json, uint32_t node, unsigned depth)
     uint32_t inside = node + 1;
     for (uint32_t i = 0; (found->kind == '{' || found->kind == '[') && i < found->count; i++) {
         if (found->kind == '{')
-            check_depth(json, inside++, depth + 1); /* a key */
+            check_depth(json, inside++, depth + 1); /* skip the key */
         check_depth(json, inside, depth + 1);
         inside = json->nodes[inside].next;
     }

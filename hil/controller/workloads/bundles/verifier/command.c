@@ -1,4 +1,5 @@
-/* A runtime by its command: a case's inputs are files, a command is started without a shell, its outputs are files. */
+/* Run a program with the runtime's command: write a case's inputs to files, start the command without a shell, and read
+ * its output files. */
 #define _GNU_SOURCE
 #include "verifier.h"
 
@@ -32,14 +33,14 @@ static struct {
     struct settings settings;
     const char *const *words;
     size_t words_count;
-    char folder[512];   /* the program's */
-    char run[600];      /* of a case, below it */
+    char folder[512];   /* directory of the program */
+    char run[600];      /* directory of a case, in ``folder`` */
     bool is_iree, is_executorch;
-    struct mapping *outputs; /* of the last case */
+    struct mapping *outputs; /* output files of the last case */
     size_t outputs_count;
 } state;
 
-/* ---- the folder */
+/* ---- directories */
 
 static const char *scratch(void)
 {
@@ -118,8 +119,8 @@ static const uint8_t *unpacked(const struct tensor *tensor, const uint8_t *data)
     return made;
 }
 
-/* Whether an input of an IREE function is a bare number: its declaration reads
- * ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (...)``. A name may hold nearly anything. */
+/* Return true if an input of an IREE function is a number instead of a tensor. The declaration is ``sync func @main(%x:
+ * tensor<2x?xf32>, %n: i32) -> (...)``. Names may contain almost any character. */
 static bool is_number(const char *function, size_t place)
 {
     const struct program_file *file = main_file(state.bundle);
@@ -169,7 +170,7 @@ static void write_raw(const char *name, const uint8_t *data, uint64_t size)
         cannot_write();
 }
 
-/* An input's file and, for IREE, its flag. */
+/* Write the file of an input and, for IREE, add the flag for it. */
 static void write_input(const struct method *method, const struct tensor *tensor, size_t place, struct words *files,
                         struct words *flags)
 {
@@ -216,7 +217,7 @@ static const char *output_name(const struct tensor *expected, size_t place)
     return text_of("o-%zu.%s", place, npy ? "npy" : "bin");
 }
 
-/* A number comes back in the type that IREE's ABI gives it, which is as wide or wider; integers have no sign there. */
+/* Convert a number from the type of IREE's ABI, which is at least as wide, and in which integers have no sign. */
 static void take_number_type(struct tensor *output, const struct dtype *wanted)
 {
     const struct dtype *found = output->dtype;
@@ -311,7 +312,7 @@ static char *by_commas(const struct words *words)
     return made;
 }
 
-/* Shapes of inputs, where one is smaller than the program's greatest. */
+/* Return the shapes of the inputs for the command, if an input is smaller than its maximum size. */
 static char *input_shapes(const struct test_case *one)
 {
     struct words shapes = {0};
@@ -339,7 +340,7 @@ static void add_parameters(struct words *words)
         add(words, text_of("--parameters=model=%s", state.settings.data));
 }
 
-/* A .ptd beside the program. */
+/* Return the path of a .ptd file next to the program. */
 static const char *weights(void)
 {
     for (size_t i = 0; i < state.bundle->files_count && !*state.settings.data; i++) {
@@ -372,7 +373,7 @@ static char **command_line(const struct method *method, const struct test_case *
         else if (!strcmp(word, "{parameters}"))
             add_parameters(&words);
         else if (!strcmp(word, "{method}")) {
-            if (strcmp(method->name, "forward")) /* older runners take the first method, and have no such flag */
+            if (strcmp(method->name, "forward")) /* older runners do not have this flag */
                 add(&words, text_of("--method_name=%s", method->name));
         } else if (!strcmp(word, "{shapes}")) {
             if ((shapes = input_shapes(one)))
@@ -387,7 +388,7 @@ static char **command_line(const struct method *method, const struct test_case *
     return words.items;
 }
 
-/* The end of what the command wrote, without what a terminal would obey. */
+/* Return the end of the command's output, without characters that control a terminal. */
 static const char *last_words(void)
 {
     struct mapping log = map_file(text_of("%s/log", state.run));
@@ -429,7 +430,7 @@ static void become(char **words, int failed)
 static enum outcome execute(char **words, char *message, size_t size)
 {
     int pipes[2], status = 0, error = 0;
-    if (strchr(words[0], '/') && words[0][0] != '/') { /* the command starts in a folder of its own */
+    if (strchr(words[0], '/') && words[0][0] != '/') { /* the command starts in another directory */
         char *here = realpath(words[0], NULL);
         if (here)
             words[0] = text_of("%s", here);
@@ -443,7 +444,7 @@ static enum outcome execute(char **words, char *message, size_t size)
         refuse("", "cannot start a process: %s", strerror(errno));
     if (!child)
         become(words, pipes[1]);
-    setpgid(child, child); /* here too, for whichever of us is first */
+    setpgid(child, child); /* also in the parent, because either process may be first */
     close(pipes[1]);
     bool failed = read(pipes[0], &error, sizeof error) == sizeof error;
     close(pipes[0]);
@@ -458,7 +459,7 @@ static enum outcome execute(char **words, char *message, size_t size)
         }
         nanosleep(&(struct timespec){0, pause}, NULL);
     }
-    kill(-child, SIGKILL); /* what it left behind */
+    kill(-child, SIGKILL); /* kill remaining child processes */
     if (failed)
         snprintf(message, size, "%s cannot be started: %s", words[0], strerror(error));
     else if (late)

@@ -1,4 +1,4 @@
-/* hil/compare in C: the same verdict of the same two tensors. */
+/* hil/compare in C. The verdict on two tensors is the same as in Python. */
 #include "verifier.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 
 static const double STEPS = 4, CONSTANT_EPS = 4;
 
-/* How large a tensor's values are. */
+/* Magnitudes of a tensor's values. */
 struct scale {
     double rms, largest, spread, least_extreme, eps;
 };
@@ -16,7 +16,8 @@ struct tolerance {
     double rtol, atol;
 };
 
-/* Squares of float64 overflow from 1e154 and vanish below 1e-162. Where long double is done by software, it costs too much. */
+/* Type for sums of squares. Squares of float64 overflow above 1e154 and become 0 below 1e-162. long double is too slow
+ * if the CPU does not support it. */
 #if defined __x86_64__ || defined __i386__
 typedef long double sum;
 #else
@@ -52,7 +53,7 @@ static struct scale scale_of(const struct tensor *tensor)
     for (uint64_t i = 0; i < tensor->count; i++) {
         element(dtype, tensor->data, i, parts);
         double size = magnitude(dtype, parts);
-        if (!(size < limit)) /* NaN is left out as well */
+        if (!(size < limit)) /* also skips NaN */
             continue;
         seen++;
         for (int part = 0; part < count; part++) {
@@ -72,7 +73,7 @@ static struct scale scale_of(const struct tensor *tensor)
     return scale;
 }
 
-/* The largest difference of two finite values. */
+/* Return the largest possible difference between two finite values. */
 static double span(const struct dtype *dtype)
 {
     if (dtype->kind == 'b')
@@ -109,7 +110,7 @@ static struct tolerance fitted(const struct dtype *actual, const struct tensor *
     return found;
 }
 
-/* Why a tolerance cannot tell a right answer from a wrong one; false where it can. */
+/* Return true, with the reason, if a tolerance cannot distinguish right from wrong outputs. */
 static bool is_blind(char *why, size_t size, struct tolerance tolerance, const struct scale *scale,
                      const struct allowance *allowed, bool given)
 {
@@ -191,7 +192,7 @@ static bool same(double a, double b)
     return a == b || (isnan(a) && isnan(b));
 }
 
-/* With ``all``, whatever noise there is allows for is allowed, else what is below its ceiling. */
+/* Measure the differences. With ``all``, allow the full noise, otherwise only noise below its ceiling. */
 static struct stats measure(const struct tensor *actual, const struct tensor *expected, struct tolerance tolerance,
                             const struct allowance *allowed, bool all)
 {
@@ -232,7 +233,7 @@ static struct stats measure(const struct tensor *actual, const struct tensor *ex
             stats.bb += (sum)b[part] * b[part];
             stats.dd += (sum)difference[part] * difference[part];
         }
-        if (wide) { /* float64 rounds them */
+        if (wide) { /* compare as integers, because float64 rounds 64-bit integers */
             int64_t x = integer(da, actual->data, i), y = integer(db, expected->data, i);
             bool larger = is_unsigned ? (uint64_t)x > (uint64_t)y : x > y;
             uint64_t whole = larger ? (uint64_t)x - (uint64_t)y : (uint64_t)y - (uint64_t)x;
@@ -268,7 +269,7 @@ static bool is_comparable(const struct dtype *a, const struct dtype *b)
         return true;
     if (!strchr("iu", a->kind) || !strchr("iu", b->kind))
         return false;
-    /* No integer holds both an int64 and a uint64, nor any other signed one beside a uint64. */
+    /* No integer type contains all int64 and uint64 values, or the values of any other signed type and uint64. */
     return a->kind == b->kind || (a->kind == 'i' ? is_wide_integer(a) && !is_wide_integer(b)
                                                  : is_wide_integer(b) && !is_wide_integer(a));
 }
@@ -331,7 +332,7 @@ static void say_values(char *text, size_t size, const struct tensor *actual, con
         snprintf(text + length, size - (size_t)length, ", first %s; worst %s", first, worst);
 }
 
-/* Why an output that is within its tolerance is no answer all the same. */
+/* Return true, with the reason, if an output is not acceptable although it is within the tolerance. */
 static bool has_more_error(char *why, size_t size, const struct stats *stats, const struct scale *scale, bool given)
 {
     if (given && !scale->largest)
@@ -365,7 +366,7 @@ static bool is_all_nan(const struct tensor *tensor, const struct scale *scale)
     return true;
 }
 
-/* What the values are within tolerance of, and whether wrong ones would be as well. */
+/* Return true, with the reason, if wrong values would also be within the tolerance. */
 static bool is_doubtful(char *why, size_t size, struct tolerance tolerance, const struct stats *stats,
                         const struct scale *scale, const struct allowance *allowed, bool given)
 {
@@ -374,7 +375,8 @@ static bool is_doubtful(char *why, size_t size, struct tolerance tolerance, cons
     return is_blind(why, size, tolerance, scale, allowed, given) || has_more_error(why, size, stats, scale, given);
 }
 
-/* Judges two tensors of one shape: ``reason`` why they are wrong, ``doubt`` why wrong ones would agree as well. */
+/* Judge two tensors of the same shape. ``reason``: why the values are wrong. ``doubt``: why wrong values would also
+ * agree. */
 static struct stats judge_values(char *reason, char *doubt, size_t size, const struct tensor *actual,
                                  const struct tensor *expected, struct tolerance *tolerance, const struct scale *scale,
                                  const struct allowance *allowed, bool given)
@@ -490,7 +492,7 @@ void compare_output(struct comparison *found, const struct tensor *actual, const
                     double atol, const struct tensor *noise)
 {
     judge(found, actual, expected, rtol, atol, NULL);
-    /* Noise is allowed for where that is needed: what is near enough without it needs no wider tolerance. */
+    /* Allow for noise only if necessary: values that agree without noise need no wider tolerance. */
     if (noise && noise->dtype && isnan(atol) && !found->passed)
         judge(found, actual, expected, rtol, atol, noise);
 }

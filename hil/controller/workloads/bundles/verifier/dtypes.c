@@ -1,10 +1,10 @@
-/* The dtypes of hil/core/tensors.py, their elements, and the default tolerances of hil/compare/tolerance.py. */
+/* Dtypes of hil/core/tensors.py, access to elements, and default tolerances of hil/compare/tolerance.py. */
 #include "verifier.h"
 
 #include <math.h>
 #include <string.h>
 
-/* IREE's types have no sign. tests/integration/test_verifier.py holds this table to hil's. */
+/* IREE's integer types have no sign. tests/integration/test_verifier.py compares this table with hil's dtypes. */
 static const struct dtype DTYPES[] = {
     {"bool", 'b', 1, 0, "i1", "b1", 0, 0, 0, 0, 0},
     {"int8", 'i', 1, 0, "i8", "i1", 0, 0, 0, 0, 0},
@@ -37,7 +37,7 @@ static const struct dtype DTYPES[] = {
 };
 
 enum flavour { IEEE, FN, FNUZ, FINITE };
-/* The floats of 16 bits and less; FN: all ones is NaN; FNUZ: minus zero is; FINITE: nothing is. */
+/* Floats of at most 16 bits. FN: NaN has all bits set. FNUZ: NaN is the code of -0. FINITE: no NaN and no infinity. */
 static const struct small_float {
     const char *name;
     int exponent, mantissa, bias;
@@ -131,7 +131,7 @@ static double real(const struct dtype *dtype, unsigned bytes, const uint8_t *at)
 int64_t integer(const struct dtype *dtype, const uint8_t *data, size_t index)
 {
     uint64_t bits = 0;
-    memcpy(&bits, data + index * dtype->bytes, dtype->bytes); /* every board that hil knows is little-endian */
+    memcpy(&bits, data + index * dtype->bytes, dtype->bytes); /* all supported boards are little-endian */
     unsigned width = dtype->bits ? dtype->bits : dtype->bytes * 8;
     if (width == 64)
         return (int64_t)bits;

@@ -1,4 +1,4 @@
-/* What is wrong with a file or a command line, and memory. */
+/* Errors in files and command lines, and memory allocation. */
 #include "verifier.h"
 
 #include <setjmp.h>
@@ -21,7 +21,7 @@ void refuse(const char *hint, const char *format, ...)
     va_end(values);
     handler.hint = hint;
     if (!handler.is_set)
-        abort(); /* a mistake of ours: everything that may be refused is attempted */
+        abort(); /* internal error: every call that may refuse runs inside attempt() */
     longjmp(handler.back, 1);
 }
 
@@ -39,7 +39,7 @@ bool attempt(void (*work)(void *), void *context, char *message, size_t size, co
     return false;
 }
 
-/* Everything lives until the end: what a bundle says, and the texts about it. */
+/* Allocated memory is freed at the end: the content of a bundle, and texts about it. */
 struct block {
     struct block *next;
     max_align_t data[];

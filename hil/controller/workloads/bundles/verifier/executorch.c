@@ -13,16 +13,16 @@ enum { BUNDLED_TENSOR = 1, BUNDLED_INT = 2, BUNDLED_BOOL = 3, BUNDLED_DOUBLE = 4
 struct buffer {
     const uint8_t *data;
     uint64_t size;
-    uint64_t left; /* bytes that may still be read: writers share what is equal, a bomb says the same over and over */
+    uint64_t left; /* bytes left to read, because a file may refer to the same part many times */
 };
 
 struct table {
     struct buffer *buffer;
-    uint64_t at; /* 0: there is none */
+    uint64_t at; /* position; 0 if the table is missing */
 };
 
 struct vector {
-    uint64_t at; /* of the first item */
+    uint64_t at; /* position of the first item */
     uint64_t count;
 };
 
@@ -55,7 +55,7 @@ static struct table table_at(struct buffer *buffer, uint64_t at)
     return (struct table){buffer, place};
 }
 
-/* Where a field's value is; 0 where the table has none. */
+/* Return the position of a field's value; 0 if the table does not have the field. */
 static uint64_t field(struct table table, unsigned index)
 {
     if (!table.at)
@@ -88,7 +88,7 @@ static struct vector vector(struct table table, unsigned index, unsigned item_by
         return (struct vector){0, 0};
     at += number(table.buffer, at, 4);
     uint64_t count = number(table.buffer, at, 4);
-    if (count * item_bytes > table.buffer->size - at - 4) /* 4 bytes were read there */
+    if (count * item_bytes > table.buffer->size - at - 4) /* the count before the items has 4 bytes */
         damaged();
     return (struct vector){at + 4, count};
 }
@@ -109,7 +109,7 @@ static const char *text(struct table table, unsigned index)
         memcpy(made, table.buffer->data + found.at, found.count);
     for (unsigned char *c = (unsigned char *)made; c < (unsigned char *)made + found.count; c++)
         if (*c < ' ' || *c > '~')
-            *c = '?'; /* names are identifiers of Python; what else stands there must not reach a terminal */
+            *c = '?'; /* names are Python identifiers; replace other characters, which could control a terminal */
     return made;
 }
 
@@ -126,19 +126,19 @@ static struct table root(struct buffer *buffer, const char *identifier)
 
 struct value {
     unsigned kind;
-    const struct dtype *dtype; /* of a tensor; NULL where hil has none */
+    const struct dtype *dtype; /* dtype of a tensor; NULL if hil does not support it */
     unsigned rank;
-    uint64_t sizes[MAX_RANK]; /* the greatest, where they are dynamic */
+    uint64_t sizes[MAX_RANK]; /* maximum sizes for dynamic dimensions */
     uint8_t order[MAX_RANK];
     bool is_dynamic;
-    uint64_t bits; /* of a number */
+    uint64_t bits; /* value of a number */
 };
 
 struct entry {
     const char *name;
     size_t counts[2];
-    struct value *sides[2]; /* inputs and outputs */
-    size_t tensors_count, *tensors; /* the inputs that are tensors */
+    struct value *sides[2]; /* values of the inputs and of the outputs */
+    size_t tensors_count, *tensors; /* indices of the inputs that are tensors */
 };
 
 static void read_shape(struct table table, unsigned sizes_field, unsigned order_field, unsigned *rank, uint64_t *sizes,
@@ -176,7 +176,7 @@ static struct value read_value(struct table table)
     return value;
 }
 
-/* The methods of a program; returns how many. */
+/* Read the methods of a program. Returns their number. */
 static size_t read_entries(struct buffer *buffer, struct entry **found)
 {
     struct table program = root(buffer, "ET12");
@@ -231,7 +231,7 @@ static bool is_scalar_kind(unsigned kind)
     return kind == KIND_INT || kind == KIND_BOOL || kind == KIND_DOUBLE;
 }
 
-/* A number as a tensor without dimensions. */
+/* Store a number as a tensor without dimensions. */
 static void fill_number(struct tensor *tensor, unsigned kind, const void *bits)
 {
     tensor->dtype = dtype_named(kind == KIND_INT ? "int64" : kind == KIND_BOOL ? "bool" : "float64");
@@ -245,7 +245,7 @@ static void fill_number(struct tensor *tensor, unsigned kind, const void *bits)
     tensor->is_number = true;
 }
 
-/* The tensors of a case lie as the program says; its other inputs are the numbers that it was exported with. */
+/* Set the memory order of a case's tensors as in the program. Other inputs get the numbers from the export. */
 static void take_layout_of(struct test_case *one, const struct entry *entry, const char *where)
 {
     size_t taken = 0;
@@ -262,7 +262,7 @@ static void take_layout_of(struct test_case *one, const struct entry *entry, con
             take_layout(&one->outputs[taken++], &entry->sides[1][place], where);
 }
 
-/* Which of the inputs are tensors; the others are numbers. */
+/* Find the inputs that are tensors. The other inputs are numbers. */
 static void find_tensors(struct entry *entry)
 {
     entry->tensors = allocate(entry->counts[0], sizeof *entry->tensors);
@@ -366,7 +366,7 @@ static void read_bundled(struct tensor *tensor, struct table value, const char *
     tensor->data = reordered(tensor, order, held.buffer->data + data.at, tensor->count, true);
 }
 
-/* Of a case's outputs, those that are compared: no numbers that never change. */
+/* Read the outputs of a case that are compared, without numbers that never change. */
 static size_t read_side(struct tensor **found, struct table test_case, unsigned index, const struct value *values,
                         size_t count, const char *where)
 {
@@ -410,7 +410,7 @@ static void choose_tolerance(struct test_case *made)
             exact++;
             most = fmax(most, largest);
         }
-        if (largest > 0) /* of values all below it, a tolerance would say nothing */
+        if (largest > 0) /* limit atol: a tolerance above all values could never fail */
             atol = fmin(atol, largest);
     }
     made->rtol = exact == made->outputs_count ? NAN : fmin(rtol, 0.5 / most);

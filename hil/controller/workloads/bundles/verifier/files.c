@@ -14,7 +14,7 @@ struct mapping map_file(const char *path)
 {
     struct mapping found = {NULL, 0};
     struct stat status;
-    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe would block */
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* do not block on a pipe */
     if (file < 0)
         return found;
     if (fstat(file, &status) == 0 && !S_ISREG(status.st_mode))
@@ -64,7 +64,7 @@ static int create(const char *folder, const char *name)
             return -1;
         *slash = '/';
     }
-    /* Never over what is there: two names may be one on this file system. */
+    /* Never overwrite a file: two names may refer to the same file on this file system. */
     return open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
@@ -113,7 +113,8 @@ bool write_npy(const char *folder, const char *name, const struct tensor *tensor
                                          write_all(file, tensor->data, tensor->count * tensor->dtype->bytes));
 }
 
-/* What follows a key of a header, which is a Python dict: its length is bounded, so it may be searched. */
+/* Return the text after a key of a header. The header is a Python dict with limited length, so a text search is
+ * sufficient. */
 static const char *after_key(const char *header, const char *key)
 {
     char quoted[32];

@@ -90,7 +90,7 @@ static void parse_string(struct parser *parser)
                 if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
                     damaged();
             }
-            /* Escaped are the characters that have no other form. */
+            /* Only characters without another form may be escaped. */
             uint32_t unit = code_unit(parser->json->text + parser->at - 3);
             if ((unit >= ' ' && unit <= '~') || (unit && unit < 128 && strchr("\b\f\n\r\t", (char)unit)))
                 damaged();
@@ -101,10 +101,10 @@ static void parse_string(struct parser *parser)
     parser->json->nodes[node].end = end;
     parser->json->nodes[node].next = parser->json->count;
     for (uint32_t at = parser->json->nodes[node].start; at < end;)
-        character(parser->json->text, &at, end); /* refuses half a character */
+        character(parser->json->text, &at, end); /* rejects an incomplete character */
 }
 
-/* Keys are in the order of their characters, so that none stands twice. */
+/* Return true if keys are in order of their characters, which also excludes duplicates. */
 static bool follows(const struct json *json, uint32_t before, uint32_t after)
 {
     const struct node *a = &json->nodes[before], *b = &json->nodes[after];
@@ -144,7 +144,7 @@ static void parse_items(struct parser *parser, char kind, char closing, int dept
     parser->json->nodes[node].next = parser->json->count;
 }
 
-/* Whether a float's text is the one that Python writes: the shortest that is read as the same number. */
+/* Return true if the text of a float is the text that Python writes: the shortest text for this number. */
 static bool is_shortest(const char *text, uint32_t length)
 {
     char copy[40], digits[40], made[40];
@@ -157,7 +157,7 @@ static bool is_shortest(const char *text, uint32_t length)
         return false;
     const char *sign = *copy == '-' ? "-" : "";
     value = fabs(value);
-    /* The text's own digits, without zeros at either end. */
+    /* Digits of the text, without leading and trailing zeros. */
     size_t count = 0;
     for (const char *c = copy; *c && *c != 'e'; c++)
         if (*c >= '0' && *c <= '9' && (count || *c != '0'))
@@ -183,7 +183,7 @@ static bool is_shortest(const char *text, uint32_t length)
         if (memcmp(other, digits, count))
             return false;
     }
-    /* Where the point is: as printf has it. */
+    /* Find the exponent with printf. */
     snprintf(made, sizeof made, "%.*e", precision - 1, value);
     int exponent = atoi(strchr(made, 'e') + 1);
     digits[count] = 0;
@@ -207,7 +207,7 @@ static bool is_number(const char *text, uint32_t length)
         digits++;
     if (!digits || (digits > 1 && text[at] == '0'))
         return false;
-    if (at + digits == length) /* an integer has no sign where it is 0 */
+    if (at + digits == length) /* the integer 0 has no sign */
         return digits <= MAX_DIGITS && !(at && text[at] == '0');
     return is_shortest(text, length);
 }
@@ -280,7 +280,7 @@ static bool fits(const struct json *json, uint32_t node, char wanted)
             return true; /* fall through */
     case 'd':
         return !kind && is_float(json, node);
-    case 'C': /* a container */
+    case 'C': /* list or object */
         return kind == '[' || kind == '{';
     default:
         return kind == wanted;
@@ -315,7 +315,7 @@ const char *string_at(const struct json *json, uint32_t number)
         else if (c < 0x800) {
             *to++ = (char)(0xC0 | c >> 6);
             *to++ = (char)(0x80 | (c & 63));
-        } else if (c < 0x10000) { /* six bytes of text make three */
+        } else if (c < 0x10000) { /* six bytes of text become three bytes */
             *to++ = (char)(0xE0 | c >> 12);
             *to++ = (char)(0x80 | (c >> 6 & 63));
             *to++ = (char)(0x80 | (c & 63));

@@ -1,4 +1,4 @@
-/* The verifier's command line: it runs every case of a bundle and compares. */
+/* Command line of the verifier: run every case of a bundle and compare the outputs. */
 #include "verifier.h"
 
 #include <errno.h>
@@ -127,7 +127,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* What hil's exit code of several outcomes is: the gravest. */
+/* Count an outcome. The exit code is the most severe one, as in hil. */
 static void count(enum outcome outcome)
 {
     int code = outcome == PASS ? EXIT_ALL_PASSED : outcome <= BLIND ? EXIT_DIFFERS : EXIT_STAGE;
@@ -225,7 +225,7 @@ static bool has_case_named(const struct method *method, const char *name)
     return false;
 }
 
-/* ``by_number``: no case has the name that was asked for, which comes before a number. */
+/* ``by_number``: also accept the number of a case, because no case has the requested name. */
 static bool is_chosen(const struct method *method, size_t number, bool by_number)
 {
     const char *name = method->cases[number].name;

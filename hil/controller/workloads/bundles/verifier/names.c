@@ -1,11 +1,11 @@
-/* Names and texts in bundles: hil/bundles/names.py has the same rules. */
+/* Check names and texts in bundles, with the rules of hil/bundles/names.py. */
 #include "json.h"
 
 #include <string.h>
 
 static const char *const HINT = "the file was not written by hil, or is corrupt: copy it from its source";
 
-/* HIDDEN of names.py. */
+/* Same ranges as HIDDEN in names.py. */
 static const uint32_t HIDDEN[][2] = {
     {0x00, 0x1F}, {0x7F, 0xA0}, {0xAD, 0xAD}, {0x600, 0x605}, {0x61C, 0x61C}, {0x6DD, 0x6DD}, {0x70F, 0x70F},
     {0x890, 0x891}, {0x8E2, 0x8E2}, {0x1680, 0x1680}, {0x180E, 0x180E}, {0x2000, 0x200F}, {0x2028, 0x202F},
@@ -60,8 +60,8 @@ static char folded(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* Whether two files can be in one directory, also where upper and lower case are the same: neither is the other, or a
- * directory that the other is in. */
+/* Return true if two files can be in the same directory, also if the file system ignores case: they have different
+ * names, and neither is a directory that contains the other. */
 bool go_together(const char *one, const char *other)
 {
     while (*one && folded(*one) == folded(*other))

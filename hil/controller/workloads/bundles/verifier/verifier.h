@@ -24,7 +24,7 @@ enum { EXIT_ALL_PASSED = 0, EXIT_DIFFERS = 1, EXIT_USAGE = 2, EXIT_STAGE = 3, EX
 void refuse(const char *hint, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 /* Call ``work``. Returns false, with message and hint, if ``work`` called refuse(). */
 bool attempt(void (*work)(void *), void *context, char *message, size_t size, const char **hint);
-void *allocate(uint64_t count, uint64_t size); /* 64 bits even on 32-bit boards, so that large sizes are rejected, not truncated */
+void *allocate(uint64_t count, uint64_t size); /* 64-bit arguments, so that 32-bit boards do not truncate large sizes */
 /* Return a larger array that starts with the elements of the old one. */
 void *enlarged(void *old, size_t count, size_t more, size_t size);
 char *text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -37,7 +37,7 @@ void free_after(void *last);
 struct dtype {
     const char *name;
     char kind; /* b: bool, i, u: integers, f: float, c: complex, s: strings */
-    uint8_t bytes; /* of an element */
+    uint8_t bytes; /* bytes per element */
     uint8_t bits;  /* per element, if a runtime packs multiple elements into a byte; else 0 */
     const char *mlir, *npy; /* name in IREE types and in .npy files; "" if there is none */
     double rtol, atol, eps, smallest, largest; /* for floats; complex dtypes have the values of their parts */

@@ -1,6 +1,6 @@
 "use strict";
-// What every part of the page uses: the run's data, elements, numbers as people read them, and what is being looked at.
-// Names and messages are never made into HTML: they go into text nodes and attributes that hold text.
+// Shared parts of the page: the run's data, functions that create elements, number formats, and the state of the view.
+// Names and messages never become HTML: they are set as text nodes and attributes.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,12 +17,12 @@ function fill(made, attributes, children) {
   }
   return made;
 }
-// A long name may be broken where its words end.
+// Return a long name with possible line breaks after separators and before capital letters.
 const breakable = text => text.replace(/[_.+/:-]|[a-z](?=[A-Z])/g, "$&\0").split("\0").map((part, place) => (place ? [document.createElement("wbr"), part] : part)).flat();
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const draw = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// JSON has no infinity: Python's words for it.
+// JSON has no infinity and no NaN, so Python's names stand for them.
 const WORDS = { inf: Infinity, "-inf": -Infinity, nan: NaN };
 const number = value => (typeof value === "string" ? WORDS[value] ?? NaN : value ?? null);
 
@@ -63,14 +63,14 @@ DATA.cases.forEach((one, place) => {
     group: one.op || DATA.wholeModel,
     maxAbs: number(worst.max_abs),
     sqnr: number(worst.sqnr_db),
-    // A mismatch before an error, a failure before what was expected to fail, all of them before a pass.
+    // Sort order: mismatches, errors, expected failures, then passes.
     rank: RANKS[kind(one.outcome)] * 100 + DATA.outcomes.indexOf(one.outcome),
   });
   one.text = [one.id, one.model, one.layer, one.group, one.board, one.outcome, one.stage, one.message, one.confirmed,
     one.expectation?.reason, one.expectation?.issue].filter(Boolean).join("\n").toLowerCase();
 });
 
-// What is being looked at stands in the address, so that it can be sent to somebody and survives a reload.
+// The URL contains the state of the view, so that users can share a view, and a reload keeps it.
 const FILTERS = { outcome: "outcome", stage: "stage", op: "group", model: "model", board: "board" };
 const state = { q: "", sort: "outcome", dir: "asc", open: new Set(), rows: 100 };
 for (const name in FILTERS) state[name] = "";
@@ -93,7 +93,7 @@ function writeAddress() {
   try {
     history.replaceState(null, "", `#${given}`);
   } catch {
-    // Where a browser forbids it (a sandboxed preview), the page works without.
+    // Some browsers forbid this, for example in a sandboxed preview. The page also works without.
   }
 }
 function chosen() {

@@ -1,4 +1,4 @@
-// What a case's row unfolds to.
+// Details of a case, shown when its row is expanded.
 
 function table(columns, rows) {
   const classes = (column, base) => [base, column.number && "number", column.wrap && "wrap"].filter(Boolean).join(" ") || null;
@@ -44,7 +44,7 @@ async function copied(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // A page that came over plain HTTP has no clipboard of its own.
+    // Over plain HTTP, the page has no access to the clipboard.
     const area = el("textarea", { readonly: true });
     area.value = text;
     document.body.append(area);

@@ -1,4 +1,4 @@
-// Pictures, drawn for the width there is.
+// Plots, drawn with the available width.
 
 function drawOutcomes() {
   const counts = new Map();
@@ -28,7 +28,7 @@ function drawGroups(place, name, groups, of) {
     bar.style.width = `${100 * count / most}%`;
     return el("li", {}, el("button", { type: "button", class: "fail", title: word, "aria-pressed": String(state[name] === word),
       onclick: () => {
-        // The bar counts what failed, and so does what it leads to.
+        // The bar counts failed cases, so a click also selects only failed cases.
         state.outcome = state[name] === word ? "" : FAILING;
         toggleFilter(name, word);
       } },
@@ -70,7 +70,7 @@ function drawErrors(shown) {
   if (!numbers.length) [low, high] = [0, 1];
   const margin = (high - low) * 0.08 || 1;
   [low, high] = [low - margin, high + margin];
-  // Rows of their own for what has no place on the axis: equal to the last bit at the good end, no answer at the other.
+  // Separate lines for values that are not on the axis: exact equality at the good end, missing values at the bad end.
   const good = what.log ? height - bottom - 22 : top + 6, bad = height - bottom - 4;
   const axisTop = what.log ? top : top + 22, axisBottom = what.log ? good - 16 : bad - 18;
   const x = place => left + (rows.length > 1 ? (width - left - right) * place / (rows.length - 1) : (width - left - right) / 2);
@@ -86,7 +86,7 @@ function drawErrors(shown) {
       tick(y(what.log ? 10 ** value : value), what.log ? `1e${value}` : digits(value, 6));
     }
   }
-  // A line joins neighbouring layers that are both on the axis.
+  // Connect adjacent layers with a line if both are on the axis.
   const trace = rows.map((one, place) => (onAxis(what.of(one))
     ? `${place && onAxis(what.of(rows[place - 1])) ? "L" : "M"}${x(place)},${y(what.of(one))}` : ""));
   if (model) picture.append(draw("path", { class: "trace", d: trace.join("") }));
@@ -122,7 +122,7 @@ function ticks(low, high, count, whole) {
 }
 
 function drawDevice(shown) {
-  // A single cold iteration ranks nothing.
+  // Cases with a single cold iteration are not ranked.
   const measured = shown.filter(one => one.p50 && !one.cold).sort((a, b) => b.p50 - a.p50);
   const unranked = shown.some(one => one.p50 && one.cold) && el("p", { class: "nothing" }, DATA.unranked);
   if (!measured.length) return $("device-plot").replaceChildren(unranked || el("p", { class: "nothing" }, "no device times"));

@@ -1,10 +1,10 @@
-// The table of cases, the filters, and the beginning of everything.
+// Table of cases, filters, and start of the page.
 
 const STEP = 200;
 const differs = field => new Set(DATA.cases.map(one => one[field]).filter(Boolean)).size > 1;
 const groups = field => differs(field) && new Set(DATA.cases.map(one => one[field])).size < DATA.cases.length;
 const allCold = () => DATA.cases.every(one => one.cold || !one.p50);
-// How the columns that hil/controller/workloads/suites/reports/tables.py titles are shown.
+// Formats of the columns with a title in hil/controller/workloads/suites/reports/tables.py.
 const UNITS = { text: value => value ?? "", number: value => digits(value), bytes, seconds: duration };
 const COLUMNS = [
   { name: "id", title: "Case", of: one => one.id },
@@ -29,7 +29,7 @@ function sorted(rows) {
   const sign = state.dir === "desc" ? -1 : 1;
   const none = value => value === null || Number.isNaN(value);
   const keyed = rows.map(one => [column.of(one), one]);
-  // What has no value stands last, whichever way; equals keep the suite's order.
+  // Cases without a value are last in both directions. Cases with equal values keep the order of the suite.
   keyed.sort(([a, first], [b, second]) => (none(a) || none(b) ? none(a) - none(b)
     : a < b ? -sign : a > b ? sign : 0) || first.place - second.place);
   return keyed.map(([, one]) => one);
@@ -78,7 +78,7 @@ function drawTable(shown) {
   const header = COLUMNS.map(column => el("th", { scope: "col", class: [column.css, column.name === state.sort && "sorted"].filter(Boolean).join(" ") || null,
     "aria-sort": column.name === state.sort ? (state.dir === "desc" ? "descending" : "ascending") : null },
   el("button", { type: "button", onclick: () => sortBy(column.name) }, column.title)));
-  // Rows that are not looked at are not made: thousands of cases stay quick.
+  // Create only visible rows, so that thousands of cases stay fast.
   const made = rows.slice(0, state.rows);
   $("table").replaceChildren(rows.length ? el("table", { class: "cases" }, el("caption", { class: "skip" }, "The cases of this run"),
     el("thead", {}, el("tr", {}, header)), el("tbody", {}, made.map(one => tableRow(one, COLUMNS.length)).flat()))
@@ -154,7 +154,7 @@ function begin() {
   });
   let width = innerWidth;
   addEventListener("resize", () => {
-    if (width === innerWidth) return; // a phone's address bar comes and goes
+    if (width === innerWidth) return; // the address bar of a phone changes only the height
     width = innerWidth;
     const shown = chosen();
     drawOutcomes();
