@@ -1,5 +1,5 @@
-// Runs Perfetto's trace processor under Node: node query.js FOLDER, with FOLDER that of engine_bundle.js.
-// What comes on standard input are messages of TraceProcessorRpcStream, and so is what goes out.
+// Run Perfetto's trace processor under Node: node query.js FOLDER, where FOLDER contains engine_bundle.js. Standard
+// input and standard output contain messages of TraceProcessorRpcStream.
 'use strict';
 const fs = require('fs');
 const path = require('path');
@@ -8,13 +8,13 @@ const worker_threads = require('worker_threads');
 
 const folder = process.argv[2];
 
-// A query cannot be interrupted from this thread: another one ends the process once nobody waits for it.
+// This thread cannot interrupt a query, so another thread ends the process when the parent process has ended.
 new worker_threads.Worker(`
   const parent = process.ppid;
   setInterval(() => process.ppid === parent || process.kill(process.pid, 'SIGKILL'), 500);
 `, {eval: true}).unref();
 
-// The bundle is made for a browser's worker, and reads its .wasm through this.
+// The bundle is made for a browser's worker, and reads its .wasm file with this class.
 class XMLHttpRequest {
   open(method, name) { this.name = path.basename(name); }
   send() {
@@ -23,7 +23,7 @@ class XMLHttpRequest {
   }
 }
 
-// Standard output is kept for answers.
+// Write logs to stderr, because standard output contains only responses.
 const say = (...words) => process.stderr.write(words.join(' ') + '\n');
 const worker = {
   XMLHttpRequest, TextDecoder, URL, performance, setTimeout, crypto: globalThis.crypto,
@@ -46,9 +46,9 @@ function writeAll(bytes) {
 }
 worker.onmessage({data: port});
 
-// The engine is ready once the bundle's own promises have been kept.
+// The engine is ready after the promises of the bundle are resolved.
 setImmediate(() => {
-  // The bundle takes an array of its own context only.
+  // The bundle accepts only arrays of its own context.
   const chunk = vm.runInContext('new Uint8Array(1 << 20)', worker);
   for (;;) {
     const size = fs.readSync(0, chunk, 0, chunk.length, null);

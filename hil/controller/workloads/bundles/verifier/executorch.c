@@ -392,8 +392,9 @@ static size_t read_side(struct tensor **found, struct table test_case, unsigned 
     return taken;
 }
 
-/* ExecuTorch's verifier takes |a-b| <= 1e-8 + 1e-5*|a| unless it is told otherwise, a being the program's answer. Where
- * |a-b| is within these of |b|, it is within those of |a|. Integers are exact, and stay so beside floats in one case. */
+/* Set the default tolerance of ExecuTorch's verifier: |a-b| <= 1e-8 + 1e-5*|a|, where a is the program's output. This
+ * tolerance is relative to |b|, and a value within it is always within ExecuTorch's. Integers stay exact, also in a
+ * case with floats. */
 static void choose_tolerance(struct test_case *made)
 {
     double most = 1, rtol = 1e-5 / (1 + 1e-5), atol = 1e-8 / (1 + 1e-5), parts[2];

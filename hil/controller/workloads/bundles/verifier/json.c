@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const char *const HINT = "the file was not written by hil, or is corrupt: copy it from its source";
-enum { MAX_LEVELS = 40, MAX_DIGITS = 4300 /* of an integer, as Python reads them */ };
+enum { MAX_LEVELS = 40, MAX_DIGITS = 4300 /* limit for integers, as in Python */ };
 
 struct parser {
     struct json *json;
