@@ -23,7 +23,7 @@ from hil.errors import UsageError
 
 _MAP_ROWS, _MAP_COLUMNS = 256, 256
 _LONG_ROW = 64
-_DRAWABLE = 1e300  # leaves room for an axis margin beyond the values
+_DRAWABLE = 1e300  # largest drawable value, which leaves space for the margin of the axis
 _SCATTER_POINTS = 20_000
 _DECADES = (-324, 309)  # decades with nonzero float64 magnitudes
 _BINS_A_DECADE = 4
@@ -38,12 +38,12 @@ class Picture:
         # All dimensions but the last form the rows.
         columns = actual.shape[-1] if actual.ndim else 1
         rows = actual.size // columns if columns else 0
-        # Fold a long vector into a square in reading order: a single row would be hairlines.
+        # Fold a long vector into a square in reading order, because a single row would show only thin lines.
         self.folded = rows == 1 and columns > _LONG_ROW
         if self.folded:
             columns = math.ceil(math.sqrt(columns))
             rows = math.ceil(actual.size / columns)
-        self.shown = (rows, columns)  # of the tensor; cells cover several elements if the map is smaller
+        self.shown = (rows, columns)  # rows and columns of the tensor; in a smaller map, a cell covers several elements
         # The largest |a-b| in every cell; inf if only one side is NaN or infinite.
         self.cells: Floats = np.full((min(rows, _MAP_ROWS), min(columns, _MAP_COLUMNS)), np.nan)
         # Histogram of |a-b|: quarters of a decade, starting at 1e-324.
@@ -66,7 +66,8 @@ class Picture:
                 chosen = sorted(places)
                 points.append((_convert_to_reals(a[chosen]), _convert_to_reals(b[chosen])))
         pairs = np.concatenate([np.stack(pair) for pair in points], axis=1) if points else np.empty((2, 0))
-        # Finite (actual, reference) pairs: a regular sample, the worst element, the largest difference in every chunk.
+        # Finite (actual, reference) pairs: a regular sample, the worst element, and the element with the largest
+        # difference in each chunk.
         self.points: Floats = pairs[:, np.isfinite(pairs).all(axis=0)]
 
     def _add_chunk(self, start: int, difference: Floats) -> None:

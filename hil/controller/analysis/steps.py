@@ -1,19 +1,19 @@
-"""Find level shifts in a measurement series: pure functions of numbers in time order.
+"""Find level shifts in a series of measurements. Pure functions of numbers in time order.
 
-A series is cut at the point with the largest difference of means, in standard errors. This is the CUSUM statistic of a
-single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If the statistic
-exceeds :func:`threshold`, the cut is a step, and both sides of the cut are searched in turn. This is binary
+A series is cut at the point with the largest difference of means, measured in standard errors. This is the CUSUM
+statistic of a single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If the
+statistic exceeds :func:`threshold`, the cut is a step, and both sides of the cut are searched in turn. This is binary
 segmentation (Scott and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
 
 - The noise is estimated from the moving range: the median difference of neighbours, as in an individuals chart
   (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps do
   not affect the estimate. A level's band is three standard deviations to each side.
 - A single outlier is not a step. Before the search, every value is clipped to three standard deviations around the
-  median of its neighbourhood. So a step is found when three measurements follow.
-- An outlier near a step does not move the step. Steps are placed at the smallest sum of distances from the medians
-  of both sides (least absolute deviations). A value beyond both medians by more than three standard deviations counts
-  as three, and belongs to the earlier level.
-- Steps smaller than ``least`` are not reported, however clear they are.
+  median of its neighbourhood. So a step can be found after three measurements.
+- An outlier near a step does not move the step. A step is placed where the sum of the distances from the medians of
+  both sides is smallest (least absolute deviations). A value beyond both medians by more than three standard deviations
+  counts as three, and belongs to the earlier level.
+- Steps smaller than ``least`` are not reported, even if they are clear.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def noise_of(values: Floats) -> float:
 
 
 def threshold(count: int) -> float:
-    """Return the statistic from which a cut in a series of ``count`` measurements is a step.
+    """Return the threshold of the statistic above which a cut in a series of ``count`` measurements is a step.
 
     Fewer than 1 % of series with normal noise have a false step, at any length. The formula was found by
     simulation, which the tests repeat. Short series need a higher threshold, because their noise is less certain.
@@ -68,7 +68,8 @@ def find_steps(values: Sequence[float] | Floats, *, least: float) -> list[int]:
     series = np.asarray(values, np.float64)
     if series.size < LEAST_SAMPLES or not np.isfinite(series).all():
         return []
-    # A constant series has no noise. Steps below ``least`` are not reported anyway.
+    # Use a minimum for the noise, because a constant series has no noise. Steps below ``least`` are not reported
+    # anyway.
     sigma = max(noise_of(series), least / 10)
     drawn = _clip_outliers(series, sigma)
     return _drop_small_cuts(series, _align_cuts(series, sorted(_find_cuts(drawn, sigma)), sigma), least)
@@ -91,7 +92,7 @@ def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level
 def _align_cuts(series: Floats, cuts: list[int], sigma: float) -> list[int]:
     """Move every cut to the level change between the neighbouring cuts."""
     edges = [0, *cuts, series.size]
-    # Moving a cut changes the medians next to the following cut.
+    # Repeat, because moving a cut changes the medians next to the following cut.
     for place in [*range(1, len(edges) - 1)] * 2:
         start, end = edges[place - 1], edges[place + 1]
         edges[place] = start + _find_best_cut(series[start:end], edges[place] - start, _BAND_SIGMAS * sigma)
@@ -113,7 +114,7 @@ def _find_best_cut(piece: Floats, cut: int, most: float) -> int:
 def _drop_small_cuts(series: Floats, cuts: list[int], least: float) -> list[int]:
     """Remove cuts between levels that differ by less than ``least``, the smallest first.
 
-    Cuts next to a level with fewer than :data:`_SIDE` measurements are removed before these.
+    Cuts next to a level with fewer than :data:`_SIDE` measurements are removed first.
     """
     while cuts:
         edges = [0, *cuts, series.size]

@@ -68,12 +68,12 @@ def bisect(
 ) -> BisectRecord:
     """Find a model's first layer that is wrong on a board.
 
-    *Isolated*: each layer is compiled separately and receives the reference's activations. So this layer causes any
-    error.
+    *Isolated*: each layer is compiled separately and receives the reference's activations. So any error is caused by
+    this layer.
 
-    *Cumulative*: the model is compiled and run once, with its intermediates as additional outputs. Each
-    intermediate is compared with the reference's. The unchanged model runs as well, because additional outputs prevent
-    the compiler from fusing operations. Tensors that depend on random numbers are computed but not judged.
+    *Cumulative*: the model is compiled and run once, with its intermediates as additional outputs. Each intermediate is
+    compared with the reference's. The unchanged model also runs, because additional outputs prevent the compiler from
+    fusing operations. Tensors that depend on random numbers are computed but not judged.
 
     Args:
         model: an ONNX model; the reference outputs are considered correct.
@@ -83,7 +83,7 @@ def bisect(
         group: how nodes form layers: ``node`` or ``fused``.
         out: directory for ``bisect.json``, logs, and wrong layers' models and tensors; None disables storage.
 
-    With ``options.generate``, the inputs are those of the first wrong call of the first wrong prompt.
+    With ``options.generate``, the bisection uses the inputs of the first wrong call of the first wrong prompt.
 
     Raises:
         UsageError: an option is invalid or unsupported, or the two models have different layers.
@@ -200,7 +200,7 @@ class _TrialRunner:
         runner = Runner(self.context, sink=ProgressSink(watch), lasting=self.keep)
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
-        # Release judged cases' memory: there may be hundreds of layers.
+        # Release the memory of judged cases, because there may be hundreds of layers.
         trials.clear()
         try:
             for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):
@@ -222,7 +222,8 @@ class _TrialRunner:
         folder = self.folder / name
         with storing(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
-        # The pipeline compares within default tolerances, which suit any tensor. finding_of applies the real ones.
+        # The pipeline compares with default tolerances, which are suitable for any tensor. finding_of applies the
+        # requested tolerances.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir, references=())
         return _Trial(Runner(self.context).begin(path, options, folder, name=name), atol, by_chance)
@@ -292,7 +293,7 @@ def _run_trials(bench: _TrialRunner, ways: Collection[BisectWay]) -> tuple[Bisec
 
 
 def _start_layer_trials(bench: _TrialRunner, layers: Sequence[Layer]) -> list[_Trial]:
-    """Return a trial per layer, compiled separately and fed with the reference's activations."""
+    """Return a trial per layer, which is compiled separately and gets the reference's activations as inputs."""
     subject = bench.subject
     twins = dict(zip((layer.name for layer in subject.layers), subject.twins, strict=True))
 
@@ -315,7 +316,7 @@ def _compile_together(bench: _TrialRunner, trials: Sequence[_Trial]) -> None:
     label = bench.subject.model.name
     bench.screen.begin(label, 1)
     bench.screen.stage(label, 0, f"compiling {len(trials)} layers")
-    # A layer that fails here is compiled separately later and then reports the error.
+    # Ignore errors: a layer that fails here is compiled separately later, and reports the error then.
     with contextlib.suppress(StageError, UsageError):
         compile_together(
             [trial.case.model for trial in trials if trial.case.model is not None],
@@ -408,15 +409,16 @@ def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) ->
 
 _BY_CHANCE = "depends on random numbers, so runs differ"
 
-# A tolerance for all tensors, or tensor name -> tolerance. None, or a missing tensor, means the dtype's default.
+# A tolerance for all tensors, or a mapping from tensor names to tolerances. None, and a missing name, select the
+# dtype's default.
 Atol = float | Mapping[str, float] | None
 
 
 def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> BisectFinding:
     """Return a case's finding, with every output judged within these tolerances.
 
-    The case itself was compared within the default tolerances. A tolerance that suits a model's outputs may exceed
-    every value in an inner tensor. Such a comparison cannot fail, so the tensor is not judged. Tensors in
+    The case itself was compared within the default tolerances. A tolerance that is suitable for a model's outputs may
+    exceed every value in an inner tensor. Such a comparison could never fail, so the tensor is not judged. Tensors in
     ``by_chance`` depend on random numbers and are not judged either.
     """
     outcome = case.outcome or Outcome.SKIP
@@ -462,7 +464,7 @@ def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
 
 
 def failed_by_itself(finding: BisectFinding) -> bool:
-    """Return True for an error in the model: not a wrong output, and not a board error."""
+    """Return True if the finding is an error of the model, not a wrong output and not a board error."""
     return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES}
 
 

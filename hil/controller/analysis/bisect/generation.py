@@ -33,7 +33,7 @@ def find_wrong_call(
 
     Returns:
         The inputs of the first wrong call, with the reference's cache, and a sentence that names the call. If no prompt
-        fails, or the failed one has no wrong position, these are of the last call.
+        fails, or the failed prompt has no wrong position, the function returns the inputs of the last call.
 
     Raises:
         UsageError: The specification does not fit the model.

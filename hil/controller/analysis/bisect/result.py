@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 WAYS: tuple[BisectWay, ...] = ("isolated", "cumulative")
 _NAMES_SHOWN = 4
-# Causes of a wrong output if no isolated layer is wrong. Each program runs once, so an intermittent board fault is a
-# possible cause.
+# Possible causes of a wrong output if no isolated layer is wrong. Each program runs only once, so an intermittent board
+# fault is one of them.
 _TOGETHER = (
     "layers give different results when compiled together, or this run had an intermittent error (repeat to check)"
 )
 _ANY_CAUSE = f"errors accumulate across layers, {_TOGETHER}"
 
 
-# Outcomes of a finding that differs from the reference, or between runs.
+# Outcomes of a finding with outputs that differ from the reference, or between runs.
 _DIFFERS = (Outcome.FAIL, Outcome.UNSTABLE)
 
 
@@ -108,7 +108,7 @@ def _iter_errors(found: BisectFindings) -> Iterator[tuple[str, str, BisectFindin
 
 
 def _describe_whole_model(found: BisectFindings, alone: LayerFinding) -> str:
-    """Return the whole model's result, if a layer is wrong isolated and no layer is wrong cumulatively."""
+    """Describe the result of the whole model, for a model with a layer that is wrong only in isolation."""
     if _get_outcome(found.whole) in _DIFFERS:
         return "; the unchanged model also gives a wrong output, but with intermediate outputs no layer is wrong"
     return "; within tolerance in the whole model" if _has_passed(alone.cumulative) else ""
@@ -167,12 +167,13 @@ _STYLES = {
     Outcome.SKIP: "dim",
 }
 _REASONS_SHOWN = 10
-# Narrower terminals leave out operators and nodes: a layer's name contains both, possibly shortened.
+# Minimum terminal width for the columns of operators and nodes. Narrower terminals omit them, because a layer's name
+# contains both, possibly shortened.
 _ROOMY = 110
-# Minimum width of a layer's name. Number columns are dropped before the name gets narrower.
+# Minimum width of a layer's name. If there is not enough space, columns with numbers are dropped first.
 _NAME_LEAST = 14
 _NUMBERS = {"max abs": 8, "SQNR dB": 7}
-# Width of output that does not go to a terminal, which needs no wrapping.
+# Width of output that is not printed to a terminal, and needs no wrapping.
 _UNBOUNDED = 1000
 
 
@@ -224,7 +225,7 @@ def _format_cells(finding: BisectFinding | None) -> tuple[Any, str, str]:
     if finding is None:
         return "-", "-", "-"
     outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
-    if _count_nonfinite(finding):  # the other statistics would suggest an almost correct output
+    if _count_nonfinite(finding):  # the other statistics alone would suggest an almost correct output
         return outcome, "NaN/Inf", "-"
     error, ratio = ("-" if value is None else f"{float(value):.3g}" for value in (finding.max_abs, finding.sqnr_db))
     return outcome, error, ratio
@@ -239,7 +240,7 @@ def _count_nonfinite(finding: BisectFinding) -> int:
 
 
 def _collect_reasons(found: BisectRecord) -> list[str]:
-    """Return the reasons for the first wrong layers, the whole model, every error, and everything not judged."""
+    """Return reasons for the first wrong layers, the whole model, every error, and all tensors without a verdict."""
     reasons = []
     for way in WAYS:
         if (layer := find_first_wrong(found, way)) and (wrong := layer.by(way)):
@@ -269,7 +270,7 @@ _MARKS: dict[str, dict[str, Any]] = {
     "cumulative": {"marker": "s", "linestyle": "-", "markersize": 4, "linewidth": 1},
 }
 # A logarithmic scale cannot show a zero error. Equal outputs are drawn below the other points, at this fraction of the
-# range. NaN and infinite errors are drawn as far above.
+# range. NaN and infinite errors are drawn above the other points, at the same distance.
 _MARGIN = 0.08
 
 
@@ -288,7 +289,7 @@ def plot_growth(path: Path, found: BisectRecord) -> None:
     check_picture(path)
     count = len(found.layers)
     figure = new_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
-    # matplotlib would read $ as the start of a formula.
+    # Escape the dollar sign, which would start a formula in matplotlib.
     figure.suptitle(
         f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
     )

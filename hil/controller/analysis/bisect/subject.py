@@ -44,7 +44,7 @@ def check_signatures(model: Model, other: Model) -> None:
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
-    """Raise UsageError unless both models have the same layers, in the same order, between the same tensors."""
+    """Raise UsageError unless both models have the same layers in the same order, with the same inputs and outputs."""
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):
@@ -105,7 +105,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
 
     proto = load_onnx(model)
     if proto.functions:
-        # Layers were extracted from the inlined model, so inner tensors belong to the functions' nodes.
+        # Inline functions, because the layers were extracted from the inlined model.
         proto = inline_functions(proto)
     graph = proto.graph
     if only:
@@ -147,12 +147,12 @@ class BisectSubject:
     compiled: Model  # the model to compile: ``model``, or the same layers with other weights
     options: Options
     inputs: Mapping[str, Array]
-    layers: tuple[Layer, ...]  # of ``model``, in topological order
-    twins: tuple[Layer, ...]  # layers of ``compiled``, parallel to ``layers``
+    layers: tuple[Layer, ...]  # layers of ``model``, in topological order
+    twins: tuple[Layer, ...]  # layers of ``compiled``, in the same order as ``layers``
     activations: Activations
-    # names of tensors that depend on random numbers: they differ in every whole-model run.
+    # Names of tensors that depend on random numbers, and so differ in every run of the whole model.
     by_chance: frozenset[str]
-    changed: Mapping[str, str]  # layer -> why it does not match the model
+    changed: Mapping[str, str]  # layer -> reason why its results differ from the model's
 
     def missing(self, layer: Layer) -> str:
         """Return the reason if a layer cannot be compared, because the reference has no value for a tensor.
@@ -214,7 +214,7 @@ def open_subject(
         **settings,
     )
     for name in computed.outputs:
-        # Reject a tolerance that the model's outputs could never exceed.
+        # Reject a tolerance that is so large that no output could exceed it.
         dtype = dtype_name(computed[name].dtype)
         tolerance, scale = fitted((dtype, dtype), computed[name], options.rtol, options.atol)
         refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)

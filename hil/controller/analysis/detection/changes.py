@@ -13,14 +13,14 @@ import numpy as np
 
 from hil.controller.analysis.bench.stats import Floats
 
-# A segment has at least as many runs.
+# Minimum number of runs in a segment.
 LEAST_SEGMENT = 3
-# Probability of a change in a series without changes.
+# Probability of finding a change in a series without changes.
 CHANGE_P = 0.001
-# Older runs say little about today's level, and cost time.
+# Maximum number of runs to search. Older runs give little information about the current level, and cost time.
 _LENGTH_MOST = 256
 _PERMUTATIONS = 2000
-# A slow period that ends again hardly changes the sums over a long series, so windows are searched as well.
+# Length of the windows that are also searched. A temporary slow period hardly changes the sums over a long series.
 _WINDOW = 50
 _NORMAL = NormalDist()
 _CORRELATION_MOST = 0.9
@@ -30,8 +30,8 @@ _CORRELATION_MOST = 0.9
 class Change:
     """A change of level."""
 
-    index: int  # of the first value with the new level
-    ratio: float  # median after the change divided by the median before, within the neighbouring changes
+    index: int  # index of the first value with the new level
+    ratio: float  # median after the change divided by the median before, up to the neighbouring changes
     p_value: float  # probability of such a change in a series without changes
 
 
@@ -40,8 +40,8 @@ def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[
 
     The test is a cumulative sum of normal scores (van der Waerden). Scores depend only on ranks, so outliers have
     little effect, and the permutation distribution is the same for all series of a length (Pettitt, "A non-parametric
-    approach to the change-point problem", 1979, uses ranks). The largest change splits the series, then each part is
-    searched (binary segmentation, Scott and Knott, 1974). E-divisive (Matteson and James, 2014) splits in the same
+    approach to the change-point problem", 1979, uses ranks). The largest change splits the series, and then each part
+    is searched (binary segmentation, Scott and Knott, 1974). E-divisive (Matteson and James, 2014) splits in the same
     way, with a statistic that also depends on the spread. Autocorrelation makes a change less significant.
 
     Only the newest 256 values are searched.
@@ -82,7 +82,7 @@ def _find_largest(logs: Floats, start: int, stop: int) -> tuple[int, float]:
 
 
 def _compute_scores(values: Floats) -> Floats:
-    """Return normal scores with variance 1; equal values share their mean rank."""
+    """Return normal scores with variance 1. Equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     quantiles = _compute_quantiles(values.size)
@@ -107,7 +107,7 @@ def _compute_statistics(scores: Floats) -> Floats:
 
 
 def _compute_inflation(scores: Floats, place: int) -> float:
-    """Return the factor of the statistic's standard deviation for autocorrelated values, at least 1."""
+    """Return the factor by which autocorrelation increases the statistic's standard deviation, at least 1."""
     parts = scores[:place], scores[place:]
     rest = np.concatenate([part - part.mean() for part in parts])
     power = float((rest**2).sum())
@@ -120,7 +120,7 @@ def _compute_inflation(scores: Floats, place: int) -> float:
 
 @lru_cache(maxsize=512)
 def _permute_scores(count: int) -> Floats:
-    """Return the sorted largest statistics of random orders of the scores. The seed is fixed."""
+    """Return the largest statistic of each of many random permutations of the scores, sorted. The seed is fixed."""
     rng = np.random.default_rng(count)
     quantiles = _compute_quantiles(count)
     scores = quantiles / quantiles.std()

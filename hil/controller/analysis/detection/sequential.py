@@ -1,18 +1,19 @@
 """Decide from interleaved rounds whether a new program is slower than an old one, with as few rounds as possible.
 
 The values are log ratios of rounds, as :func:`hil.controller.analysis.bench.stats.round_log_ratios` returns them: both
-programs run in turns on the same board, so that slow changes of the board cancel.
+programs run in turns on the same board, so that slow changes of the board cancel out.
 
-A decision may be made after each round, so the interval must hold at all times together. It is the confidence sequence
-of the sequential t-test: a mixture of likelihood ratios over Gaussian effect sizes, with the right Haar prior on the
-unknown standard deviation. The mixture is a nonnegative martingale, so Ville's inequality bounds the probability that
-the interval ever excludes the true value (Robbins, "Statistical methods related to the law of the iterated logarithm",
-1970; Lai, "On confidence sequences", 1976; formula in Wang and Ramdas, "Anytime-valid t-tests and confidence sequences
-for Gaussian means with unknown variance", 2024). Residuals of earlier decisions on the same board may be added to the
-residual sum of squares: they have other means but the same variance, and the mixture stays a martingale.
+A decision is possible after each round, so the interval must be valid at all times simultaneously. It is the confidence
+sequence of the sequential t-test: a mixture of likelihood ratios over Gaussian effect sizes, with the right Haar prior
+on the unknown standard deviation. The mixture is a nonnegative martingale, so Ville's inequality bounds the probability
+that the interval ever excludes the true value (Robbins, "Statistical methods related to the law of the iterated
+logarithm", 1970; Lai, "On confidence sequences", 1976; formula in Wang and Ramdas, "Anytime-valid t-tests and
+confidence sequences for Gaussian means with unknown variance", 2024). Residuals of earlier decisions on the same board
+may be added to the residual sum of squares: their means differ but the variance is the same, so the mixture remains a
+martingale.
 
-The error probabilities differ, as in Wald's test ("Sequential analysis", 1947). A false alarm costs trust, a miss is
-found with the next run.
+The probabilities of the two errors differ, as in Wald's test ("Sequential analysis", 1947). A false alarm costs trust,
+while the next run can find a missed change.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from hil.controller.records.bench import Interval
 ChangeVerdict: TypeAlias = Literal["regressed", "improved", "no change", "undecided"]
 Direction: TypeAlias = Literal["slower", "faster", "both"]
 
-# The smallest relative change that must be found.
+# Smallest relative change to detect.
 DEFAULT_MIN_EFFECT = 0.02
 # Probability of a wrong "regressed" or "improved" per decision: 1 % for a series of 520 decisions.
 FALSE_ALARM = 0.01 / 520
-# Probability of "no change" for a change of the smallest effect.
+# Probability of the verdict "no change" for a change of the smallest effect.
 MISS = 0.02
-# With fewer rounds, the variance would be a guess.
+# Minimum number of rounds for an estimate of the variance.
 LEAST_ROUNDS = 4
 
-# Variance of the mixture's effect size (change divided by standard deviation): decisions take about ten rounds.
+# Variance of the mixture's effect size (change divided by standard deviation). With this value, decisions need about
+# ten rounds.
 _MIXTURE = 2.0
-# Older rounds count as at most this many, because a board's noise changes.
+# Rounds of earlier decisions count as at most this number of rounds, because a board's noise changes.
 _FREEDOM_MOST = 20
 # Ignore the known noise if the variance of the new rounds exceeds it by this factor.
 _NOISIER = 3.0
@@ -49,10 +51,10 @@ _NOISIER = 3.0
 _CLIP_SIGMAS = 2.5
 # Variance of a standard normal distribution with this limit.
 _CLIPPED_VARIANCE = 0.978
-# The median absolute deviation of fewer rounds is too small too often.
+# Minimum number of rounds for clipping. With fewer rounds, the median absolute deviation is often too small.
 _CLIP_LEAST = 8
 _SIGMA_BY_MAD = 1.4826
-# With fewer rounds, the autocorrelation is not known.
+# Minimum number of rounds for an estimate of the autocorrelation.
 _CORRELATION_LEAST = 10
 _CORRELATION_MOST = 0.9
 # Largest prediction of required rounds.
@@ -61,14 +63,17 @@ _ROUNDS_MOST = 10_000
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """Noise of log ratios of rounds, known from earlier decisions on the same board."""
+    """Noise of the rounds' log ratios, estimated from earlier decisions on the same board."""
 
     variance: float
     freedom: int  # degrees of freedom of the variance
 
 
 def pool_noise(decisions: Iterable[Sequence[float]]) -> RoundNoise | None:
-    """Return the common noise of earlier decisions, given the log ratios of each; None with too few rounds."""
+    """Return the common noise of earlier decisions, from the log ratios of each decision.
+
+    Return None for too few rounds.
+    """
     groups = [np.asarray(log_ratios, np.float64) for log_ratios in decisions if len(log_ratios) > 1]
     freedom = sum(group.size - 1 for group in groups)
     if freedom < LEAST_ROUNDS:
@@ -91,7 +96,7 @@ class Decision:
     verdict: ChangeVerdict
     rounds: int
     ratio: float  # new time divided by old time, above 1 is slower; 1 without rounds
-    interval: Interval | None  # of the ratio, valid at all times; None with too few rounds
+    interval: Interval | None  # interval of the ratio, valid at all times; None for too few rounds
 
 
 class SequentialDecision:
@@ -108,11 +113,11 @@ class SequentialDecision:
     - ``regressed``: the interval is above 1, and the ratio is nearer to 1 + d than to 1.
     - ``improved``: the same for a faster program.
     - ``no change``: the interval excludes 1 + d, and the ratio is nearer to 1 than to 1 + d. With the direction
-      ``slower``, this means "not slower", so that a faster program needs fewer rounds. ``faster`` is the mirror image;
-      ``both`` requires both.
+      ``slower``, this means "not slower", so that a faster program needs fewer rounds. ``faster`` is symmetric, and
+      ``both`` requires both conditions.
     - ``undecided``: more rounds are required, about ``rounds_needed``.
 
-    A change below d / 2 is usually ``no change``, and a change between d / 2 and d may have either verdict.
+    A change below d / 2 usually gives ``no change``. A change between d / 2 and d may give either verdict.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class SequentialDecision:
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the ratio; None with too few rounds."""
+        """The interval of the ratio, or None for too few rounds."""
         return self._decision.interval
 
     @property
@@ -205,7 +210,10 @@ def decide(
 
 
 def _judge_interval(centre: float, sure: float, likely: float, effect: float, direction: Direction) -> ChangeVerdict:
-    """Return the verdict for an estimate and the half widths for false alarms and misses, all as logarithms."""
+    """Return the verdict for an estimate and two half widths, for false alarms and for misses.
+
+    All values are logarithms.
+    """
     if abs(centre) > max(sure, effect / 2):
         if centre > 0 and direction != "faster":
             return "regressed"
@@ -217,9 +225,9 @@ def _judge_interval(centre: float, sure: float, likely: float, effect: float, di
 
 @dataclass(frozen=True)
 class _Spread:
-    squares: float  # residual sum of squares of the rounds and of the known noise
-    freedom: int  # its degrees of freedom
-    known: int  # of these, those of the known noise
+    squares: float  # residual sum of squares, of the rounds and the known noise together
+    freedom: int  # degrees of freedom of ``squares``
+    known: int  # the part of ``freedom`` from the known noise
 
     @property
     def variance(self) -> float:
@@ -237,7 +245,7 @@ class _Spread:
         return math.sqrt((growth - 1) / (1 - growth / inner) * self.squares / rounds)
 
     def at(self, rounds: int) -> _Spread:
-        """Return the expected spread with another number of rounds of the same variance."""
+        """Return the expected spread for another number of rounds with the same variance."""
         freedom = rounds - 1 + self.known
         return _Spread(self.variance * freedom, freedom, self.known)
 
@@ -253,15 +261,16 @@ def _estimate_spread(values: Floats, noise: RoundNoise | None) -> _Spread:
 
 
 def _compute_inflation(values: Floats) -> float:
-    """Return the factor of the mean's variance for autocorrelated rounds: (1 + r) / (1 - r) for a process of order 1.
+    """Return the factor by which autocorrelation increases the mean's variance.
 
-    Only significant correlations count (one-sided, 5 %), and negative correlations do not.
+    The factor is (1 + r) / (1 - r) for an autoregressive process of order 1. Only significant positive correlations
+    count (one-sided test, 5 %).
     """
     if values.size < _CORRELATION_LEAST:
         return 1.0
     centred = values - values.mean()
     power = float((centred**2).sum())
-    # The estimate is too small by about 1 / n (Kendall, 1954).
+    # Add 1 / n, because the estimate is too small by about this value (Kendall, 1954).
     lag = float((centred[1:] * centred[:-1]).sum()) / power + 1 / values.size if power > 0 else 0.0
     if lag < 1.645 / math.sqrt(values.size):
         return 1.0

@@ -1,4 +1,4 @@
-"""Find what to measure again after a new run."""
+"""Find the programs to measure again after a new run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from hil.controller.analysis.detection.changes import find_changes
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
-# A step of the smallest effect becomes a suspect at once with this probability, as far as SHARE_MOST allows.
+# Probability that a step of the smallest effect becomes a suspect at once, unless SHARE_MOST limits it.
 POWER = 0.98
-# At most about this share of runs without a change are suspects.
+# Approximate maximum share of suspects among runs without a change.
 SHARE_MOST = 0.6
-# Number of recent runs that give the level and the noise.
+# Number of recent runs from which the level and the noise are estimated.
 _BASELINE_MOST = 100
-# With fewer runs, the noise is not known.
+# Minimum number of runs for an estimate of the noise.
 _BASELINE_LEAST = 8
-# A faster level is no urgent news: it may take several runs to become a suspect.
+# Limit of the p-value for a faster level. A faster level is not urgent, so several runs may be needed to find it.
 _FASTER_P = 0.01
-# A drift that was measured again is not a suspect for as many runs.
+# Number of runs after a measurement of drift before drift can become a suspect again.
 _DRIFT_PAUSE = 26
 _DRIFT_LEAST = 30
-# Drift is tested against this share of the smallest effect: its estimate has noise.
+# Share of the smallest effect that an estimated drift must exceed. The share is below 1, because the estimate has
+# noise.
 _DRIFT_SHARE = 0.5
 _SIGMA_BY_MAD = 1.4826
 _NORMAL = NormalDist()
@@ -41,7 +42,7 @@ SuspectKind = Literal["step", "drift", "outcome"]
 class SeriesPoint:
     """A run in a series of the same case, metric and board."""
 
-    value: float | None  # the median, above 0; None if the run has no time, or one that is not comparable
+    value: float | None  # median time, above 0; None if the run has no comparable time
     outcome: Outcome = Outcome.PASS
 
 
@@ -51,11 +52,11 @@ class Suspect:
 
     kind: SuspectKind
     direction: Literal["slower", "faster", "broken", "fixed"]
-    index: int  # the first run that is probably affected; runs after ``baseline`` up to this one may be
+    index: int  # first run that is probably affected; runs between ``baseline`` and this run may also be affected
     baseline: int  # run with the older program
     newest: int  # run with the newer program, the last run that is not a board error
     ratio: float | None  # estimated new value divided by old value; None for outcomes
-    p_value: float | None  # probability of as large a change without a cause; None for outcomes
+    p_value: float | None  # probability of a change of this size by chance; None for outcomes
 
 
 def find_suspects(
@@ -66,17 +67,17 @@ def find_suspects(
     anchor: int | None = None,
     drift_checked: int | None = None,
 ) -> list[Suspect]:
-    """Return what the newest run of a series, in time order, makes suspect: most serious first, at most one per kind.
+    """Return the suspects that the newest run of a series shows, most serious first, with at most one per kind.
 
-    Runs with board errors are skipped, as are runs without a value in all tests of time.
+    Runs with board errors are skipped. Tests of times also skip runs without a value.
 
     Arguments:
         series: runs in time order.
-        min_effect: smallest relative change that must be found.
-        good: the newest run that a measurement found unchanged, or that was accepted as the new normal. Steps are
-            measured against it, so that a step missed once is found with a later run. Default: the run before the
-            newest.
-        anchor: run that drift is measured against, such as the last release. Default: the first run.
+        min_effect: smallest relative change to detect.
+        good: the newest run that a measurement confirmed as unchanged, or that the user accepted as the new level.
+            Steps are measured relative to this run, so that a later run can find a step that was missed before.
+            Default: the run before the newest.
+        anchor: reference run for drift, such as the last release. Default: the first run.
         drift_checked: the newest run for which a measurement found no drift. Drift is tested again 26 runs later.
     """
     usable = [number for number, point in enumerate(series) if point.outcome not in BOARD_OUTCOMES]
@@ -84,7 +85,7 @@ def find_suspects(
         return []
     suspects = [find_outcome_change(series, usable)]
     timed = [number for number in usable if series[number].value is not None]
-    # Times of a program with wrong outputs are compared as well: they may explain the outputs.
+    # Also compare the times of a program with wrong outputs, because they may explain the outputs.
     if timed and timed[-1] == usable[-1]:
         values = np.array([series[number].value for number in timed], np.float64)
         if not (np.isfinite(values) & (values > 0)).all():
@@ -97,7 +98,7 @@ def find_suspects(
 
 
 def find_outcome_change(series: Sequence[SeriesPoint], usable: Sequence[int]) -> Suspect | None:
-    """Return a suspect if the newest usable run passes and the one before did not, or the reverse."""
+    """Return a suspect if the newest usable run passes and the previous one did not, or the reverse."""
     if len(usable) < 2:
         return None
     before, newest = usable[-2:]
@@ -108,7 +109,7 @@ def find_outcome_change(series: Sequence[SeriesPoint], usable: Sequence[int]) ->
 
 
 def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Suspect | None:
-    """Return a suspect if values above 0 of the runs ``numbers`` rose slowly since the first of them.
+    """Return a suspect if the values of the runs ``numbers`` have risen slowly since the first of these runs.
 
     Uses the Theil-Sen slope and the Mann-Kendall test for autocorrelated data, as
     :func:`hil.controller.analysis.bench.stats.drift_of` describes.
@@ -123,7 +124,7 @@ def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Sus
 
 
 def _find_step(values: Floats, numbers: Sequence[int], min_effect: float, good: int | None) -> Suspect | None:
-    """Return a suspect if the newest value does not exclude a step of the smallest effect since the good run."""
+    """Return a suspect if a step of the smallest effect since the good run cannot be excluded."""
     if values.size < 2:
         return None
     place = max((at for at, number in enumerate(numbers[:-1]) if good is None or number <= good), default=0)
@@ -155,9 +156,9 @@ def _find_step(values: Floats, numbers: Sequence[int], min_effect: float, good: 
 def _compute_threshold(baseline: Floats, effect: float) -> float:
     """Return the smallest suspicious logarithm of a new value, relative to the baseline's median.
 
-    A step shifts the distribution of the baseline by ``effect``. The threshold is the lower quantile of the shifted
-    distribution, so that a step has the probability POWER to exceed it. With little noise, half the effect is rare
-    enough without a step. With strong noise, the share of suspects without a step is limited.
+    A step shifts the distribution of the baseline by ``effect``. The threshold is a lower quantile of the shifted
+    distribution, so that a step exceeds it with the probability POWER. With little noise, the threshold is half the
+    effect, which is rare without a step. With strong noise, SHARE_MOST limits the share of suspects without a step.
     """
     rest = baseline - np.median(baseline)
     limit = float(np.quantile(rest, 1 - SHARE_MOST))
@@ -169,14 +170,15 @@ def _compute_threshold(baseline: Floats, effect: float) -> float:
 
 
 def _compute_p_value(baseline: Floats, excess: float) -> float:
-    """Return the share of runs without a change that exceed the level as much: a rank, with the new run counted."""
+    """Return the share of runs without a change that exceed the level by at least ``excess``, including the new run."""
     rest = baseline - np.median(baseline)
     return (1 + int((rest >= excess).sum())) / (1 + rest.size)
 
 
 def _locate_step(logs: Floats, level: float, excess: float) -> int:
     """Return the most likely first run of a step to ``level + excess``, among the runs since the good one."""
-    # Least absolute deviations: runs before the step are at the level, runs from it on are above by the excess.
+    # Minimize absolute deviations: runs before the step are at the level, and later runs are above the level by the
+    # excess.
     before = np.concatenate(([0.0], np.cumsum(np.abs(logs - level))))
     after = np.abs(logs - level - excess)
     costs = before[:-1] + np.cumsum(after[::-1])[::-1]

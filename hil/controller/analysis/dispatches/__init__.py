@@ -1,1 +1,1 @@
-"""Run each dispatch of a compiled IREE program alone."""
+"""Run each dispatch of a compiled IREE program separately."""

@@ -1,4 +1,4 @@
-"""Run each dispatch of an IREE program alone on a board, and compare with numpy or the CPU backend."""
+"""Run each dispatch of an IREE program separately on a board, and compare with numpy or the CPU backend."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def check_dispatches(
 ) -> DispatchList:
     """Run the dispatches of a model's program on a board, each as a separate program with random inputs.
 
-    Numpy computes the expected outputs from the dispatch's IR. If numpy cannot, the host's CPU backend does. It shares
-    the compiler, so agreement is not judged.
+    Numpy computes the expected outputs from the dispatch's IR. If numpy cannot, the host's CPU backend computes them.
+    This backend shares the compiler, so agreement with it does not count as a pass.
 
     Args:
         options: compile flags, seed, tolerance, iterations and so on, as for a run. The runtime is IREE.
@@ -156,7 +156,7 @@ def _begin(dispatch: Dispatch, options: Options, folder: Path, runner: Runner) -
         inputs=dispatch.load_inputs(),
         expected=expected,
         references=() if expected else (CPU_BACKEND,),
-        # The pipeline compares within default tolerances. finding_of applies the user's.
+        # The pipeline compares with default tolerances. finding_of applies the user's tolerances.
         rtol=None,
         atol=None,
     )
@@ -212,7 +212,7 @@ def _describe_unsupported(dispatch: Dispatch) -> DispatchResult:
 
 
 def list_reasons(found: DispatchList) -> Iterator[str]:
-    """Yield why dispatches did not pass: the reason, and the dispatches."""
+    """Yield a line per reason why dispatches did not pass, with the dispatches."""
     alike: dict[str, list[str]] = {}
     for one in found.dispatches:
         if one.finding.outcome is not Outcome.PASS:

@@ -36,14 +36,14 @@ FUNCTION = "dispatch"
 _FILE, _INPUTS, _EXPECTED = "dispatches.json", "inputs", "expected"
 _CODE = "controller/analysis/dispatches/*.py"
 _UNSAFE = re.compile(r"[^\w.+-]")
-# Operations with operands of a limited range: indices into a tensor, and divisors.
+# Operations whose operands have a limited range: indices into a tensor, and divisors.
 _INDEXING = re.compile(r"tensor\.extract %\S+\[.*\] : tensor<(?P<shape>[\dx]+)x")
 _DIVIDING = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi", "arith.ceildivsi")
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A dispatch of a program: a kernel, and its calls."""
+    """Dispatch of a program: a kernel and its calls."""
 
     key: str  # the name in profiles and compile-time profiles
     nodes: tuple[str, ...]  # model nodes that the calls compute, in model order
@@ -53,8 +53,8 @@ class Dispatch:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     path: Path | None = None  # standalone MLIR module; None if unsupported
-    reason: str = ""  # why it is unsupported, or "" if it can run alone
-    not_evaluated: str = ""  # why numpy cannot compute the outputs, or "" if ``expected`` has them
+    reason: str = ""  # why the dispatch is unsupported; "" if it can run separately
+    not_evaluated: str = ""  # why numpy cannot compute the outputs; "" if the outputs are stored
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class Dispatch:
         return load_tensors(self.path.parent / _INPUTS)
 
     def load_expected(self) -> dict[str, Array]:
-        """Return the outputs that numpy computed; empty if it could not."""
+        """Return the outputs that numpy computed, or an empty dict if numpy could not compute them."""
         assert self.path is not None
         return {} if self.not_evaluated else load_tensors(self.path.parent / _EXPECTED)
 
@@ -77,8 +77,8 @@ def extract_dispatches(
 ) -> tuple[Dispatch, ...]:
     """Return the dispatches of a model's program, in the program's order.
 
-    Equal dispatches are one dispatch: the compiler merges them. hil compiles the model up to the phase *flow*, which
-    forms the dispatches. The code of a dispatch is generated later, from its standalone module.
+    Equal dispatches count as one dispatch, because the compiler merges them. hil compiles the model up to the phase
+    *flow*, which forms the dispatches. The code of a dispatch is generated later, from its standalone module.
 
     Args:
         flags: the flags of the program.
@@ -144,7 +144,7 @@ def build(source: Mapping[str, Any], seed: int, folder: str, log: str) -> list[d
         source: the fields of a :class:`Source`.
 
     Returns:
-        For each dispatch: ``key``, ``calls`` and ``reason``; unless there is a reason, also ``file``, ``inputs`` and
+        For each dispatch: ``key``, ``calls`` and ``reason``. If ``reason`` is empty, also ``file``, ``inputs`` and
         ``outputs`` ([name, dtype, shape]), and ``not_evaluated``.
     """
     from iree.compiler import ir
@@ -185,7 +185,7 @@ def build(source: Mapping[str, Any], seed: int, folder: str, log: str) -> list[d
 
 
 class _Unsupported(Exception):
-    """A dispatch that cannot run alone."""
+    """A dispatch that cannot run separately."""
 
 
 def _find_calls(operation: Any) -> Iterator[Any]:
@@ -258,8 +258,8 @@ def _read_spec(name: str, kind: Any) -> TensorSpec:
 def _standalone_text(call: Any, executable: Any, key: str) -> str:
     """Return a module with the executable, and a function that calls it with tensors.
 
-    The compiler appends a summary to the names of entry points. The executable's name as the entry point restores
-    the key.
+    The entry point gets the executable's name. The compiler appends a summary to this name, and the result is the key
+    again.
     """
     from iree.compiler import ir
 
@@ -332,7 +332,7 @@ def _find_producer(value: Any) -> Any:
 
 
 def _draw_input(spec: TensorSpec, code: str, seed: int) -> Array:
-    """Return random values. Integers are valid indices or divisors if the code uses indices or divides."""
+    """Return random values. If the code uses integers as indices or divisors, they are in the valid range."""
     bounds = None
     if "int" in spec.dtype:
         sizes = [int(size) for match in _INDEXING.finditer(code) for size in match["shape"].split("x")]

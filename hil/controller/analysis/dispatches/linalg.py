@@ -1,7 +1,8 @@
 """Evaluate a dispatch of an IREE program with numpy, from its structured operations on tensors (linalg).
 
-This evaluation shares the program's high-level passes, which formed the dispatch, but no code generation. Reductions
-are computed in float64, except before a conversion to integers. Other operations have the precision of the IR.
+This evaluation depends on the compiler's high-level passes, which formed the dispatch, but not on code generation.
+Reductions are computed in float64, except before a conversion to integers. Other operations have the precision of the
+IR.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from hil.controller.analysis.dispatches.scalars import (
 )
 from hil.core.tensors import Array
 
-# Bounds for one operation: scalar operations, and steps of the loop over reductions. About ten seconds each.
+# Limits for one operation: number of scalar operations, and steps of the loop over reductions. Each limit corresponds
+# to about ten seconds.
 _MOST_WORK = 1 << 30
 _MOST_STEPS = 1 << 18
 _BINDING = re.compile(r"dispatch\.tensor<(?P<access>readonly|readwrite|writeonly):(?P<kind>.*)>$")
 _DYNAMIC = -(1 << 63)
-# Errors of numpy, and of the bindings for operations in an unexpected form.
+# Errors of numpy, and errors of the bindings for operations with an unexpected form.
 _UNEXPECTED = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 _GENERALIZE = "builtin.module(func.func(linalg-generalize-named-ops))"
 
@@ -40,7 +42,7 @@ class _Binding:
     """A buffer of the dispatch."""
 
     array: Array
-    written: Array | None = None  # written elements; None unless write-only
+    written: Array | None = None  # mask of the written elements, for a write-only buffer; otherwise None
 
 
 def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int]) -> list[Array]:
@@ -222,7 +224,7 @@ class _Generic:
         return as_strided(origin, self.sizes, strides, writeable=False)
 
     def _at(self, view: Array, index: Sequence[int]) -> Array:
-        """Return the view for indices of the reductions: an axis per parallel loop."""
+        """Return the view for given indices of the reductions, with an axis per parallel loop."""
         where: list[Any] = [slice(None)] * view.ndim
         for loop, value in zip(self.reductions, index, strict=True):
             where[loop] = value
@@ -316,7 +318,7 @@ def _read_affine(expression: Any, loops: int) -> tuple[dict[int, int], int]:
 def _find_sizes(
     maps: Sequence[Sequence[tuple[dict[int, int], int]]], shapes: Sequence[tuple[int, ...]], loops: int
 ) -> tuple[int, ...]:
-    """Return the number of iterations of each loop, from the tensors indexed by the loop alone."""
+    """Return the number of iterations of each loop, from tensor axes that only this loop indexes."""
     sizes: dict[int, int] = {}
     for map_, shape in zip(maps, shapes, strict=True):
         for (factors, constant), size in zip(map_, shape, strict=True):

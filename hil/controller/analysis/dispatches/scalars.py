@@ -37,7 +37,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _unsigned(function: _Function) -> _Function:
-    """Return a function that reads signless integers as unsigned."""
+    """Return a function that interprets signless integers as unsigned."""
 
     def run(*values: Any) -> Any:
         parts = [np.asarray(value) for value in values]
@@ -66,7 +66,7 @@ def _select(condition: Any, left: Any, right: Any) -> Any:
     return np.where(condition, left, right)
 
 
-# Operations whose result has the type of the first result in the IR.
+# Operations -> function. The result has the type of the operation's first result in the IR.
 _FUNCTIONS: dict[str, _Function] = {
     "arith.addf": np.add,
     "arith.subf": np.subtract,
@@ -138,7 +138,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "arith.extsi": np.asarray,
     "arith.index_cast": np.asarray,
 }
-# A conversion that ends in a different integer for a tiny error before: evaluated in the precision of the IR.
+# Conversions that turn a tiny error into a different integer. They are evaluated in the precision of the IR.
 _ROUNDING = (
     *("arith.fptosi", "arith.fptoui", "arith.remf", "arith.bitcast"),
     *("math.round", "math.roundeven", "math.floor", "math.ceil", "math.trunc"),
@@ -166,7 +166,7 @@ _FIRST_UNORDERED, _FIRST_UNSIGNED = 8, 6
 
 
 def is_rounding(name: str) -> bool:
-    """Return True if a tiny error before the operation can change its result by a whole number."""
+    """Return True if a tiny error in the input can change the operation's result by a whole number."""
     return name in _ROUNDING
 
 

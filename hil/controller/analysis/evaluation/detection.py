@@ -1,8 +1,8 @@
 """Mean average precision of detected boxes, as in COCO.
 
-The definition is that of COCO's detection evaluation (https://cocodataset.org/#detection-eval): the precision is
-averaged over 101 recalls, over the IoU thresholds 0.50, 0.55, ..., 0.95, and over classes. All object sizes count. At
-most 100 detections of a class count in an image.
+The definition is the same as in COCO's detection evaluation (https://cocodataset.org/#detection-eval): the precision is
+averaged over 101 recalls, over the IoU thresholds 0.50, 0.55, ..., 0.95, and over classes. Objects of all sizes count.
+At most 100 detections per class and image count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0, 1, 101)
 _MOST_DETECTIONS = 100
 _CLASSES = ("classes", "labels", "class_ids")
-# Larger class numbers are not exact in float64.
+# Largest class number that is exact in float64.
 _MAX_CLASS = 2.0**53
 Floats = npt.NDArray[np.float64]
 
@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float64]
 class MeanAveragePrecision(Metric):
     """Mean average precision of outputs ``boxes`` [N, 4], ``scores`` [N] and ``classes`` [N].
 
-    A box is x1, y1, x2, y2. A leading dimension of 1 is removed. Detections with a score that is not above 0 are
-    padding. Detections with NaN or infinity do not count. The label has ``boxes`` [M, 4] and ``classes`` [M].
+    A box is x1, y1, x2, y2. A leading dimension of 1 is removed. Detections with a score of 0 or below are padding.
+    Detections with NaN or infinity are ignored. The label contains ``boxes`` [M, 4] and ``classes`` [M].
     """
 
     name = "map"
@@ -122,7 +122,7 @@ def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: flo
     """
     right = np.cumsum(hits * weights, axis=1)
     precision = right / np.maximum(np.cumsum(weights), np.finfo(float).tiny)
-    # The largest precision at this recall or a higher one.
+    # Take the largest precision at this or any higher recall.
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     padded = np.concatenate([envelope, np.zeros((len(hits), 1))], axis=1)
     places = [np.searchsorted(row / total, _RECALLS) for row in right]
@@ -132,7 +132,7 @@ def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: flo
 def _match(boxes: Floats, classes: Floats, wanted: Floats, kinds: Floats) -> list[int]:
     """Return for each detection a number whose bit T is 1 if it matches a labelled box at threshold T.
 
-    Detections, by descending score, take the unmatched box of their class with the largest IoU.
+    In order of descending score, each detection gets the unmatched box of its class with the largest IoU.
     """
     overlap = measure_iou(boxes, wanted)
     overlap[classes[:, None] != kinds[None, :]] = 0

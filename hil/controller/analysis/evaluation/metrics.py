@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 from hil.errors import UsageError, did_you_mean
 
 Weights = npt.NDArray[np.float64]
-# Returns the score of all samples. The argument has the weight of each sample, float64 [samples].
+# Returns the score of all samples together. The argument contains the weight of each sample, float64 [samples].
 Scorer = Callable[[Weights], float]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -39,16 +39,16 @@ class SampleScore:
 
 
 class Metric(ABC):
-    """Metric that compares outputs with labels.
+    """Base class of metrics, which compare outputs with labels.
 
     Attributes:
         name: text of ``--metric``.
         is_higher_better: False for errors.
-        bounds: smallest and largest score of a sample, if the total score is the mean of the samples' scores. Only such
-            a metric supports an early stop. None otherwise.
+        bounds: smallest and largest score of a sample, if the total score is the mean of the samples' scores; otherwise
+            None. Only metrics with bounds support an early stop.
         is_share: True if the score of all samples is a share, where 1 is 100 %.
         digest: digest of the metric's Python file; empty for metrics of hil.
-        load_file: loads an input file that is not a tensor file; None without such a function.
+        load_file: function that loads an input file other than a tensor file, or None.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Metric(ABC):
         """Score the outputs for a sample. Raises UsageError if the outputs or the label do not fit the metric."""
 
     def scorer(self, evidence: Sequence[Any]) -> Scorer:
-        """Return a function that scores all samples from their evidence. This is the weighted mean by default."""
+        """Return a function that scores all samples from their evidence. The default is the weighted mean."""
         values = np.array([float(one) for one in evidence], np.float64)
         return lambda weights: float(np.average(values, weights=weights))
 
@@ -71,7 +71,7 @@ class Metric(ABC):
 class TopK(Metric):
     """Share of samples whose label is among the K classes with the largest values.
 
-    A label with several elements has a row of classes per element.
+    If a label has several elements, the output has a row of class scores per element.
     """
 
     bounds = (0.0, 1.0)
@@ -97,7 +97,8 @@ class TopK(Metric):
                 )
             if rows.shape[1] <= self._count:
                 raise UsageError(f"{self.name} cannot fail: the output has only {rows.shape[1]} classes")
-            # NaN is never an answer. A stable sort of the negated values chooses the first of equal classes.
+            # A class with NaN is never chosen. The stable sort of the negated values chooses the first of equal
+            # classes.
             ranked = np.argsort(-np.where(np.isnan(rows), -np.inf, rows), axis=1, kind="stable")[:, : self._count]
             chosen = np.where(np.take_along_axis(np.isnan(rows), ranked, 1), -1, ranked)
         share = float((chosen == wanted[:, None]).any(axis=1).mean())
@@ -129,7 +130,7 @@ class MeanSquaredError(Metric):
 
 
 class WordErrorRate(Metric):
-    """Edits that turn the answers into the labels, divided by the number of words in all labels.
+    """Number of edits that turn the outputs into the labels, divided by the number of words in all labels.
 
     An edit inserts, deletes or replaces a word. Words are token IDs, or words of a string. Negative IDs are padding.
     """
@@ -198,7 +199,7 @@ def _to_classes(label: Any) -> npt.NDArray[np.int64]:
 
 
 def _parse_text(label: Any, what: str) -> Any:
-    """Return the number in a text label, and other labels unchanged. Raises UsageError if the text is no number."""
+    """Return the number in a text label, and other labels unchanged. Raises UsageError if the text is not a number."""
     if not isinstance(label, str):
         return label
     if _INTEGER.fullmatch(label):

@@ -19,13 +19,13 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value of McNemar's test (McNemar 1947, with the binomial distribution).
 
     Args:
-        only_first: samples that only the first program answers correctly.
-        only_second: samples that only the second program answers correctly.
+        only_first: number of samples that only the first program predicts correctly.
+        only_second: number of samples that only the second program predicts correctly.
     """
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # Logarithms, because 2**total overflows a float.
+    # Use logarithms, because 2**total overflows a float.
     logs = [_log_choose(total, count) - total * math.log(2) for count in range(fewer + 1)]
     return min(1.0, 2 * sum(map(math.exp, logs)))
 
@@ -37,8 +37,8 @@ def _log_choose(total: int, count: int) -> float:
 def tango_interval(only_first: int, only_second: int, samples: int, level: float = LEVEL) -> tuple[float, float]:
     """Return the score interval for the difference of two paired shares (Tango 1998, Statistics in Medicine 17).
 
-    The difference is (``only_first`` - ``only_second``) / ``samples``. The interval is not empty without discordant
-    samples.
+    The difference is (``only_first`` - ``only_second``) / ``samples``. Without discordant samples, the interval still
+    has a width above 0.
 
     Args:
         samples: number of all samples, at least 1.
@@ -65,7 +65,7 @@ def _find_edge(exceeds: Callable[[float], bool], inside: float, outside: float) 
 def _tango_statistic(only_first: int, only_second: int, samples: int, difference: float) -> float:
     """Return the standardised distance of the observed difference from ``difference``.
 
-    The variance uses the share of ``only_second`` with the largest likelihood for this difference.
+    The variance uses the maximum likelihood estimate for the share of ``only_second``, given this difference.
     """
     linear = -only_first - only_second + (2 * samples - only_first + only_second) * difference
     constant = -only_second * difference * (1 - difference)

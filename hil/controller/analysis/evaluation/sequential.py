@@ -1,9 +1,9 @@
 """Sequential test for the mean of a finite dataset, valid at any time.
 
-The samples are drawn in random order without replacement. The test bets against a mean, and the wealth of the bets is
-the evidence. If the mean is true, the wealth is a martingale, and exceeds 1/error at any time with at most the
-probability ``error`` (Ville 1939). See Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
-betting" (JRSS B 86, 2024), section 5.
+The samples are drawn in random order without replacement. The test bets against a hypothetical mean, and the wealth
+from the bets is the evidence. If the mean is true, the wealth is a martingale. It then ever exceeds 1/error with at
+most the probability ``error`` (Ville 1939). See Waudby-Smith and Ramdas, "Estimating means of bounded random variables
+by betting" (JRSS B 86, 2024), section 5.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 # Probability of a wrong decision before all samples have run.
 ERROR = 0.01
-# Stakes as a share of the largest possible stake. Their wealth is averaged, so none must be chosen in advance.
+# Stakes as shares of the largest possible stake. The wealth is averaged over the stakes, so that no stake must be
+# chosen in advance.
 _STAKES = np.array([0.02, 0.05, 0.14, 0.38, 0.98])
 _HALVINGS = 40
 _LEAST = 1e-12
@@ -37,13 +38,13 @@ def measure_evidence(values: Values, total: int, mean: float) -> Values:
     wealth = np.cumsum(np.log1p(np.maximum(stakes * (values - expected), _LEAST - 1)), axis=1)
     most = wealth.max(axis=0)
     log_mean = most + np.log(np.exp(wealth - most).mean(axis=0))
-    # The drawn values alone exceed the mean's total.
+    # The sum of the drawn values already exceeds the total that the mean implies.
     is_refuted = np.cumsum(values) > total * mean + _LEAST * total
     return np.where(is_refuted, math.inf, log_mean)
 
 
 def decide_mean(values: Values, total: int, mean: float, error: float = ERROR) -> Literal["above", "below", ""]:
-    """Return whether the dataset's mean is at least ``mean`` ("above") or less ("below"); "" if undecided.
+    """Return "above" if the dataset's mean is at least ``mean``, "below" if it is less, and "" if undecided.
 
     A decision before the last sample is wrong with at most the probability ``error``. After the last sample, it is
     exact.
@@ -63,7 +64,7 @@ def decide_mean(values: Values, total: int, mean: float, error: float = ERROR) -
 
 
 def bound_mean(values: Values, total: int, level: float = 0.95) -> tuple[float, float]:
-    """Return a confidence interval for the dataset's mean, valid for any rule to stop.
+    """Return a confidence interval for the dataset's mean that is valid for any stopping rule.
 
     Args:
         values, total: as for :func:`decide_mean`; at least one value.
@@ -75,7 +76,7 @@ def bound_mean(values: Values, total: int, level: float = 0.95) -> tuple[float, 
 
 
 def _find_bound(values: Values, total: int, limit: float) -> float:
-    """Return the largest refuted mean. Smaller means have more evidence against them."""
+    """Return the largest refuted mean. The evidence is stronger against smaller means."""
     refuted, kept = float(values.sum()) / total, float(values.mean())
     if len(values) == total:
         return kept

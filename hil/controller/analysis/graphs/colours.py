@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hil.controller.analysis.graphs.values import NodeValue
 from hil.controller.storage.screen.texts import seconds
 
-# From good to bad. The stops also differ for readers who cannot tell red from green.
+# Colours from good to bad. Readers who cannot distinguish red from green can also distinguish the stops.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")
 _OUTCOMES = {
     "PASS": "#b7e4c7",
@@ -23,8 +23,8 @@ _ERROR = "#6a1b4d"
 # Okabe and Ito's palette, which is safe for colour-blind readers.
 _DEVICES = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")
 _DARK, _LIGHT = "#000000", "#ffffff"
-# SQNR limits in dB: float32 is hardly better than the first, and the second is poor for any dtype. Within these limits,
-# colours mean the same in all graphs. A graph with lower values extends the scale.
+# SQNR limits in dB: float32 hardly exceeds the first, and the second is poor for any dtype. Within these limits, a
+# colour has the same meaning in all graphs. A graph with lower values extends the scale.
 _GOOD, _POOR = 140.0, 40.0
 
 

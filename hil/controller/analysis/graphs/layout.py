@@ -1,8 +1,7 @@
 """Lay out large graphs in ranks from top to bottom, nodes below their inputs.
 
-The browser lays out small graphs with dagre. dagre needs ten seconds for 5,000 nodes, and the stack overflows
-on long chains. This layout takes under a second: longest paths define the ranks, barycentres the order
-within a rank.
+The browser lays out small graphs with dagre. dagre needs ten seconds for 5,000 nodes, and the stack overflows on long
+chains. This layout takes less than a second: longest paths define the ranks, and barycentres the order within a rank.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y = 150.0, 40.0, 24.0, 44.0
 # Edges over more ranks than this are drawn as a curve around the nodes, not routed between them.
 _LONGEST = 12
 _SWEEPS = 6
-# Maximum bends per node, on average over the graph. This bounds the cost of long edges.
+# Maximum number of bends per node, on average over the graph. This limits the cost of long edges.
 _MOST_BENDS = 4
 # For every node: the nodes above it, and the nodes below it.
 _Neighbours = tuple[list[list[int]], list[list[int]]]
@@ -84,7 +83,10 @@ def _sort_topologically(count: int, edges: Sequence[tuple[int, int]]) -> list[in
 
 
 def _assign_ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the rank of each node: below all its inputs. A node without inputs is placed just above its users."""
+    """Return the rank of each node, which is below the ranks of its inputs.
+
+    A node without inputs is placed just above its users.
+    """
     before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
     for first, last in edges:
@@ -152,7 +154,7 @@ def _center_row(row: Sequence[int], at: list[float]) -> None:
 
 
 def _compute_x_positions(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
-    """Return every node's x coordinate: as near to the neighbours as the rest of the rank allows."""
+    """Return the x coordinate of each node, as close to its neighbours as the other nodes of the rank allow."""
     at = [0.0] * len(near[0])
     for row in rows:
         for number, node in enumerate(row):
@@ -174,7 +176,7 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 
     The algorithm is pool adjacent violators.
     """
-    blocks: list[tuple[float, int]] = []  # (mean of the members' wanted positions minus their gaps, member count)
+    blocks: list[tuple[float, int]] = []  # (mean over members of wanted position minus gap, number of members)
     for number, value in enumerate(wanted):
         mean, size = value - number * gap, 1
         while blocks and blocks[-1][0] > mean:
@@ -198,7 +200,7 @@ def _list_neighbours(count: int, links: Sequence[tuple[int, int]]) -> _Neighbour
 def _average_position(nodes: Sequence[int], at: Sequence[float], otherwise: float) -> float:
     """Return the mean position of nodes, or ``otherwise`` if there are no nodes.
 
-    Most nodes have one or two neighbours. Their sum is exact without ``fsum``.
+    ``fsum`` is used only for more than two nodes: most nodes have one or two neighbours, whose sum is exact.
     """
     if not nodes:
         return otherwise

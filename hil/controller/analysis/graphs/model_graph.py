@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# Larger graphs are reported, not drawn: the picture would be slow and unreadable.
+# Maximum number of nodes to draw. Pictures of larger graphs would be slow and unreadable.
 MOST_NODES = 20_000
 
 
@@ -33,7 +33,7 @@ class ModelGraph:
     nodes: Sequence[GraphNode]
     edges: Sequence[tuple[int, int]]  # pairs of indices in ``nodes``: producer, consumer
     shapes: Mapping[str, str] = field(default_factory=dict)  # tensor -> dtype and shape, if known
-    notes: Sequence[str] = ()  # omissions and doubts, one line each
+    notes: Sequence[str] = ()  # omitted and uncertain data, one line each
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ModelGraph:
@@ -59,7 +59,7 @@ class ModelGraph:
         }
 
     def holders(self) -> dict[str, int]:
-        """Return model node -> index of the graph node that is or contains it."""
+        """Return model node -> index of the graph node that is this node or contains it."""
         found = {name: place for place, node in enumerate(self.nodes) for name in node.within}
         return found | {node.name: place for place, node in enumerate(self.nodes)}
 

@@ -14,7 +14,7 @@ from hil.core.tensors import type_text
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 
-# The whole file is read into memory, including embedded weights.
+# Maximum size of a file, which is read into memory with all embedded weights.
 MOST_BYTES = 1 << 30
 # Maximum JSON text size for a graph. Names may have any length.
 _MOST_TEXT = 32 << 20
@@ -143,7 +143,8 @@ def _iter_types(graph: Any) -> Iterator[tuple[str, str]]:
 def named_layers(path: str, dims: Mapping[str, int], group: str) -> list[list[Any]]:
     """Return a model's layers as ``[name, nodes]``, named as in :func:`hil.controller.analysis.layers.layers_of`.
 
-    This function does not run the model. If layers depend on shapes known only at run time, the names differ.
+    This function does not run the model. If layers depend on shapes that are known only at run time, the names may
+    differ.
     """
     from hil.controller.analysis.layers.extract import named_groups
     from hil.controller.analysis.layers.graph import FoldedGraph

@@ -20,16 +20,16 @@ class NodeValue:
 
     outcome: str = ""
     reason: str = ""
-    max_abs: float | None = None  # of the worst output; inf if an element is NaN or infinite on one side only
-    sqnr_db: float | None = None  # of the worst output; inf if all elements are equal
-    time_ns: float | None = None  # per iteration: total over all operations that compute the node or a part of it
+    max_abs: float | None = None  # error of the worst output; inf if an element is NaN or infinite on one side only
+    sqnr_db: float | None = None  # SQNR of the worst output; inf if all elements are equal
+    time_ns: float | None = None  # time per iteration, over all operations that compute the node or a part of it
     placement: str = ""
     layer: str = ""  # name of the measured layer
     case: str = ""  # name of the layer's case in the session
     outputs: tuple[str, ...] = ()  # the compared tensors
     together: int = 1  # number of nodes that share this error
-    # ops: names of operations that computed the node. timed_with: number of nodes that share the time, for the
-    # operation with the most nodes.
+    # ops: names of operations that computed the node. timed_with: number of nodes that share the time; for several
+    # operations, the largest number.
     ops: tuple[str, ...] = ()
     timed_with: int = 0
 
@@ -202,7 +202,7 @@ def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> 
     outputs = _coerce_mappings(finding.get("outputs"))
     errors = [value for one in outputs if (value := real(one.get("max_abs"))) is not None]
     ratios = [value for one in outputs if (value := real(one.get("sqnr_db"))) is not None]
-    # Elements that are NaN or infinite on one side are in no other statistic.
+    # No other statistic includes elements that are NaN or infinite on one side only.
     if any((real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
     return NodeValue(

@@ -64,7 +64,7 @@ class _CallContext(TypedDict):
     log: Path
 
 
-# Number of runs on random inputs. If inference cannot find a dimension, these must agree for it to be fixed.
+# Number of runs with random inputs. If inference cannot find a dimension, it is fixed only if all runs agree.
 _PROBES = 2
 
 
@@ -78,8 +78,8 @@ def layers_of(
     """Return a model's layers in topological order.
 
     Constants, and nodes that depend only on constants and fixed shapes, belong to the layers that use them.
-    Quantisation and dequantisation around an operator stay with the operator. Values that are not tensors are never
-    cut.
+    Quantisation and dequantisation around an operator stay with the operator. The model is never cut at values that are
+    not tensors.
 
     Args:
         model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; the layers

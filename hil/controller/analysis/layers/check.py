@@ -24,11 +24,11 @@ _VERSION = 1
 
 
 def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpack[Work]) -> dict[str, str]:
-    """Return layer -> change, for layers with results that differ from the whole model.
+    """Return layer -> difference, for layers whose results differ from the results in the whole model.
 
-    Only layers with computed constants are run, in ONNX Runtime on their inputs in the model. Other layers are copies
-    from the model. Models with values from other references, and layers that ONNX Runtime cannot run, are not
-    checked.
+    Only layers with computed constants are run, in ONNX Runtime with their inputs in the model. Other layers are exact
+    copies of parts of the model. Models with values from other references, and layers that ONNX Runtime cannot run, are
+    not checked.
     """
     folded = [layer for layer in layers if layer.folded and not layer.by_chance]
     if not folded or not computed.source.startswith("onnxruntime"):
@@ -63,7 +63,7 @@ def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]]
         layer = Layer(name, "", (), Path(path), tuple(inputs), tuple(outputs), 0)
         try:
             given, expected = layer_inputs(layer, computed), layer_outputs(layer, computed)
-        except ReferenceFailed:  # the layer does not depend on the model's inputs
+        except ReferenceFailed:  # a layer that does not depend on the model's inputs
             continue
         with contextlib.suppress(ReferenceFailed):  # ONNX Runtime cannot run the layer
             if change := difference(expected, run_runtime(path, given)):

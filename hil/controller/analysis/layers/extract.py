@@ -18,7 +18,8 @@ from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
-# A file name has at most 255 bytes, and a case id also contains the model's name.
+# Maximum length of the operators in a layer's name. A file name has at most 255 bytes, and a case id also contains the
+# model's name.
 _LONGEST_OP = 60
 _LONGEST_NAME = 120
 _QUANTISERS = frozenset(["QuantizeLinear", "DequantizeLinear"])
@@ -36,7 +37,8 @@ _ACTIVATIONS = frozenset(
 _PARAMETERS = frozenset(
     "Clip Pad Resize Upsample OneHot Range Dropout CumSum Trilu TopK RoiAlign Pow NonMaxSuppression".split()
 )
-# Short integer or bool constants are parameters for any operator (axes, starts, sizes), except quantised operators.
+# Data types of parameters: short integer and bool constants are parameters of any operator (axes, starts, sizes),
+# except quantised operators.
 _INTEGERS = (6, 7, 9)
 _SHORT = 64
 
@@ -120,7 +122,7 @@ def _list_outputs(graph: FoldedGraph, numbers: Iterable[int]) -> list[str]:
 
 
 def _is_end(graph: FoldedGraph, name: str, last: str | NodeGroup) -> bool:
-    """Return True if a cut ends at a value: the named value, or a result of the last nodes that other nodes use."""
+    """Return True if a cut ends at a value: at this name, or at a result of the last nodes that other nodes use."""
     if isinstance(last, str):
         return name == last
     if not last.own:
@@ -224,15 +226,15 @@ class NodeGroup:
     """A layer's nodes by number, in order."""
 
     nodes: tuple[int, ...]
-    # nodes with results that other layers use. The remaining nodes are copies that other layers contain too.
+    # nodes of this layer only. The remaining nodes are copies, which other layers also contain.
     own: tuple[int, ...]
 
 
 def groups_of(graph: FoldedGraph, *, fused: bool) -> list[NodeGroup]:
     """Return a model's layers in topological order.
 
-    A dequantisation is copied into every layer that uses the value, so that layers connect at quantised tensors. A
-    quantisation belongs to the layer that produces the input.
+    A dequantisation is copied into every layer that uses the value, so that the tensors between layers are quantised. A
+    quantisation belongs to the layer that produces its input.
     """
     sets = _Sets(graph)
     for number in graph.live:
@@ -326,7 +328,7 @@ def _order_groups(graph: FoldedGraph, sets: _Sets) -> Iterator[NodeGroup]:
         try:
             sorter.prepare()
         except graphlib.CycleError as error:
-            # These groups depend on each other, so they can only run together.
+            # Join these groups, because they depend on each other and can only run together.
             sets.join(number for index in error.args[1] for number in groups[index].own)
             continue
         break

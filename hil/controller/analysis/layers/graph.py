@@ -15,11 +15,11 @@ from hil.core.digest import digest_of
 from hil.core.tensors import DTYPES
 from hil.formats.ort_values import ONNX_TYPES
 
-# Not folded: a quantised weight stays quantised, with the operator that dequantises it.
+# Operators that are not folded, so that a quantised weight stays quantised.
 _KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
 _OF_SHAPES = frozenset(["Shape", "Size"])
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-# A result larger than this, and larger than the node's inputs, is not folded.
+# A node is not folded if its result is larger than this and larger than the node's inputs.
 _LARGE_BYTES = 1 << 20
 
 _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
@@ -47,8 +47,8 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
         model = inline_functions(model)
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.DEFAULT:
-            # An explicit default means the same. Remove it, so that a layer's file does not depend on the source of its
-            # weights.
+            # Remove an explicit default, which has no effect, so that a layer's file does not depend on the source of
+            # its weights.
             tensor.ClearField("data_location")
     infer(model, light_copy(model))
     name_nodes(model)
@@ -94,7 +94,7 @@ def fold(model: Any) -> set[str]:
     constants = [name for node in model.graph.node if node.op_type == "Constant" for name in node.output]
     held = {*(tensor.name for tensor in model.graph.initializer), *constants}
     while _fold_once(model):
-        # Folded constants may determine the shapes of Reshape or Expand, which allow further folding.
+        # Infer again: folded constants may determine the shapes of Reshape or Expand, which allows further folding.
         infer(model, light_copy(model))
     return {tensor.name for tensor in model.graph.initializer} - held
 
@@ -145,7 +145,7 @@ def _evaluate_node(model: Any, node: Any, known: dict[str, Any], types: dict[str
         if name in known:
             given[name] = numpy_helper.to_array(known[name])
         else:
-            # For Shape and Size the evaluator only needs the shape: this array takes a single element's memory.
+            # For Shape and Size, the evaluator needs only the shape. This array needs the memory of a single element.
             given[name] = np.broadcast_to(np.float32(0), static_shape(types[name]) or ())
     inputs = [helper.make_empty_tensor_value_info(name) for name in given]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
@@ -224,7 +224,7 @@ class FoldedGraph:
         for number, node in enumerate(self.nodes):
             if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
                 self.runtime.update(name for name in node.output if name)
-        # Numbers of nodes that outputs need, and that depend on inputs or random numbers.
+        # Numbers of the live nodes: outputs need them, and they depend on inputs or random numbers.
         self.live = [number for number in sorted(self.before(self.outputs)) if self.is_runtime(number)]
         self.users: dict[str, list[int]] = {}  # value -> numbers of live nodes that use it
         for number in self.live:
@@ -263,13 +263,13 @@ class FoldedGraph:
         return found
 
     def with_constants(self, numbers: Iterable[int]) -> list[int]:
-        """Return the nodes with all nodes that compute constants for them, in order."""
+        """Return the nodes and all nodes that compute constants for them, in order."""
         found = set(numbers)
         values = {name for number in found for name in self._reads[number]} - self.runtime
         return sorted(found | self.before(values))
 
     def takes(self, numbers: Sequence[int]) -> list[str]:
-        """Return the outer values that nodes use, by first use."""
+        """Return the values from outside that these nodes use, by first use."""
         made = {name for number in numbers for name in self.nodes[number].output}
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         return [name for name in used if name in self.runtime and name not in made]
@@ -337,7 +337,7 @@ class FoldedGraph:
             return
         with data.open("wb") as file:
             for tensor in outside:
-                # A memory map: the file is copied without loading it completely.
+                # Use a memory map, so that the file is copied without loading it completely.
                 raw = raw_of(tensor, self._folder)
                 file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
                 del tensor.external_data[:]

@@ -48,7 +48,7 @@ class Layer:
     # inputs, outputs: tensor names in the whole model, in the sub-model's order.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    depth: int  # 0 if it uses only the model's inputs, otherwise the deepest used layer's depth plus 1
+    depth: int  # 0 if the layer uses only model inputs, otherwise 1 plus the largest depth of used layers
     # first layer with the same signature (operators, attributes, shapes, dtypes, quantisation), possibly with other
     # weights and inputs; "" if this layer is the first.
     same_as: str = ""
@@ -120,7 +120,7 @@ def activations(
         UsageError: a reference does not provide intermediate values.
         UsageError, CompileFailed, CompileCrashed: the model is not ONNX and cannot be converted.
         ImportFailed: inlining functions changes an output.
-        ReferenceFailed: no reference can run this model, or not with these inputs.
+        ReferenceFailed: no reference can run this model with these inputs.
         StageTimeout, StorageError: the timeout expired; the values cannot be stored.
     """
     if blind := [name for name in references if name not in _ORACLES]:
@@ -221,7 +221,7 @@ def _draw_similar(name: str, value: Array, seed: int) -> Array:
     drawn = random_tensor(spec, value.shape, seed=seed, bounds=bounds)
     if bounds is None or value.dtype.kind == "c":
         return drawn
-    # Rounding to float32 may exceed the bounds.
+    # Clip the values, because rounding to the dtype may move a value beyond the bounds.
     low, high = (np.asarray(bound).astype(value.dtype) for bound in bounds)
     return np.asarray(np.clip(drawn, low, high), value.dtype)
 
@@ -299,7 +299,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
 
 def _expose_values(model: Any) -> None:
-    """Make every value that depends on inputs or on random numbers a model output."""
+    """Turn every value that depends on inputs or on random numbers into an output of the model."""
     import onnx
 
     from hil.controller.analysis.layers.graph import reads

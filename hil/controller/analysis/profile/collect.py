@@ -36,12 +36,12 @@ IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
-# A compilation's trace track with a slice per operation: slice lengths are shares of the estimated time.
+# Track of a compilation's trace with a slice per operation. The lengths of slices are shares of the estimated time.
 _ESTIMATED = "operations by estimated time"
 
 Made = TypeVar("Made")
 
-# Kind of profile -> files that identify the directory. Even an interrupted profile has one of them.
+# Kind of profile -> files that identify its directory. Even an interrupted profile has at least one of these files.
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
@@ -67,7 +67,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
                 case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes
             )
             with storing(scratch):
-                # There may be a million rows: store them in a file that is read at every pass.
+                # Store the rows in a file that every pass reads, because there may be a million rows.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
         profile = Profile(
             run=run,
@@ -158,7 +158,7 @@ class _ProfileReader:
 
 
 def _split_upload(case: Case) -> Iterable[Span]:
-    """Yield the upload in parts; the first part starts with the push stage."""
+    """Yield the parts of the upload. The first part starts with the push stage."""
     began = next((span.start_ns for span in case.spans if span.name == "push"), 0)
     before = 0
     for at, sent in case.sent:
@@ -215,10 +215,10 @@ def write_profiles(
         run_id: the profiles' name. A link in the case's directory points to the run's profile.
 
     Yields:
-        The profiles for the record, before the first is written and after every profile.
+        The profiles for the record, once before the first profile is written, and again after each profile.
     """
     write = {"compile": _write_compile_profile, "run": _write_run_profile}
-    # This note remains if Ctrl-C interrupts the writing.
+    # The record keeps this note if Ctrl-C interrupts the writing.
     interrupted = "the profile is incomplete: interrupted"
     profiles = [ProfileDirectory(kind=kind, folder=str(one), notes=[interrupted]) for kind, one in folders.items()]
     yield tuple(profiles)
@@ -295,7 +295,7 @@ def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: 
 def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
     """Yield an ONNX Runtime profile's rows by start."""
     for event in events.events():
-        # A kernel that contains others is not counted as an operation.
+        # Do not count a kernel that contains other kernels as an operation.
         is_compute = event.op_type not in HOLDERS
         nodes = event.nodes if is_compute else ()
         estimate = estimates.of(nodes if event.computes else ())

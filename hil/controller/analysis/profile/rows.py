@@ -29,7 +29,8 @@ PASSES, DISPATCHES, EXECUTABLES = "passes.csv", "dispatches.csv", "executables.c
 _ESCAPES = {"\\": "\\\\", ";": "\\;", "\n": "\\n", "\r": "\\r", "\0": "\\0"}
 _ESCAPED = str.maketrans(_ESCAPES)
 _MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
-# A trailing backslash is an ordinary character. Otherwise the search would retry at every earlier character.
+# A trailing backslash counts as an ordinary character. Without this rule, the search would retry at every earlier
+# character.
 _ITEM = re.compile(r"((?:[^;\\]|\\.?)*)(?:;|$)", re.DOTALL)
 _BATCH = 1 << 15  # rows in a Parquet batch, the minimum row group size
 _CUT_HINT = "profile again, or read the profile's trace"
@@ -56,7 +57,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "int | None": lambda cell: int(cell) if cell else None,
     "tuple[str, ...]": split_list,
 }
-# Cell parsers, by column.
+# Parser of the cells in each column.
 _READERS = [_READ.get(str(field.type), str) for field in dataclasses.fields(OpRow)]
 # (column index, parser) for columns that are not plain text. A table may have a million rows.
 _CONVERTED: list[tuple[int, Any]] = [(index, read) for index, read in enumerate(_READERS) if read is not str]
@@ -69,7 +70,7 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
     nodes, types = COLUMNS.index("onnx_nodes"), COLUMNS.index("op_types")
 
     def cells() -> Iterator[list[Any]]:
-        # The counter is second, so that zip does not advance it after the last row.
+        # Pass the counter second, so that zip does not advance the counter after the last row.
         for row, _ in zip(rows, written, strict=False):
             line = list(values(row))
             line[nodes] = join_list(line[nodes])

@@ -66,7 +66,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     found, times = totals(profile.rows, by), run_times(profile)
     where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
     console.print(Text.assemble((plain(profile.model), "bold"), f" on {where}"), soft_wrap=True)
-    # If timed or profiled runs are missing, the notes explain why.
+    # Print only the times that exist. If timed or profiled runs are missing, the notes contain the reason.
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
@@ -109,7 +109,7 @@ def time_text(ns: float) -> str:
 
 
 def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
-    """If the profiler distorts figures, print an explanation of the mark after these figures."""
+    """If the profiler distorts the times, print an explanation of the mark after these times."""
     from rich.text import Text
 
     if times.is_distorted:
@@ -122,7 +122,7 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
 
 @dataclass(frozen=True)
 class ProfileColumn:
-    """A table column. If the console is not wide enough, columns with the highest rank are left out first."""
+    """Column of a table. If the console is not wide enough, the columns with the highest rank are omitted first."""
 
     title: str
     cells: Sequence[RenderableType]
@@ -200,7 +200,8 @@ def _build_roofline_table(console: Console, found: Sequence[ProfileTotal], by: s
 def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     """Print which run is faster, and the ``top`` operations.
 
-    The operations have the largest changes. If the profiled times cannot be compared, they have the largest shares.
+    These are the operations with the largest changes or, if the profiled times cannot be compared, with the largest
+    shares.
     """
     from rich.text import Text
 
@@ -256,7 +257,7 @@ def _format_name(one: OpDiff) -> Text:
     from rich.text import Text
 
     name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
-    # Put the change first: a narrow terminal leaves out the columns after the name.
+    # Put the change first, because a narrow terminal omits the columns after the name.
     return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
 
 
@@ -312,7 +313,7 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
 _NAME_LONGEST = 60
 _POINTS_NAMED = 5
 _LANES = ("runtime", "compute")
-_LABELLED_FROM = 0.06  # minimum time line share for a label: narrower operations have no space for a name
+_LABELLED_FROM = 0.06  # minimum share of the time line for a label
 _MEMORY, _COMPUTE, _UNKNOWN = "#3b6fb6", "#d9822b", "#9a9a9a"
 _SLOWER, _FASTER = "#c0392b", "#2e8b57"
 _BOUNDS = {"memory": _MEMORY, "compute": _COMPUTE, "": _UNKNOWN}
@@ -379,7 +380,7 @@ def _choose_unit(most_ns: float) -> tuple[str, float]:
 
 
 def _escape_label(text: str, longest: int = _NAME_LONGEST) -> str:
-    # matplotlib parses text between dollar signs as a formula.
+    # Escape dollar signs, because matplotlib parses text between them as a formula.
     return line(text, longest).replace("$", r"\$")
 
 

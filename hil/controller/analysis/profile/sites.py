@@ -1,4 +1,4 @@
-"""Find an IREE program's dispatches: their submissions, and the ONNX nodes that they compute."""
+"""Find the dispatches of an IREE program, their submissions, and the ONNX nodes that they compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILE = "sites.json"
 _VERSION = 1
 
 _PHASES = ("dispatch-creation", "flow", "stream")
-# Operations in a dispatch without a model node: they have their first user's location.
+# Operations in a dispatch that belong to no model node. Their location is the location of their first user.
 _SHARED = ("arith.constant", "tensor.empty", "tensor.dim", "linalg.fill", "linalg.index", "linalg.yield")
 _FRAME = ("flow.", "affine.", "iree_tensor_ext.", "util.")
 
@@ -64,7 +64,7 @@ class DispatchSite:
     """A dispatch call in the program."""
 
     key: str  # the dispatch's name; multiple sites may call the same dispatch
-    nodes: tuple[str, ...]  # model nodes that it computes or prepares data for, in model order
+    nodes: tuple[str, ...]  # model nodes that the dispatch computes or prepares data for, in model order
     shapes: str = ""  # operands and results, as in :class:`~hil.core.timeline.OpRow`
     # flops, bytes: estimates per call, from the fused operations; None if unknown.
     flops: int | None = None
@@ -73,7 +73,7 @@ class DispatchSite:
 
 @dataclass(frozen=True)
 class Region:
-    """Sites submitted to the device's queue together, in order."""
+    """Sites that are submitted to the device's queue together, in order."""
 
     loop: str  # the enclosing loop in the program, or ""
     sites: tuple[DispatchSite, ...]
@@ -95,12 +95,12 @@ class Sites:
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[DispatchSite, ...]], list[str]]:
         """Find a run's sites from every submission's dispatch names, in order.
 
-        A submission is identified by the dispatches. If multiple regions have the same dispatches, the order decides.
-        hil uses the order only if the loops around the regions make the order unambiguous. Otherwise the sites name
-        nodes from all these regions.
+        The dispatches identify a submission. If several regions have the same dispatches, hil uses the order of the
+        submissions, provided that the loops around the regions make the order unambiguous. Otherwise the sites name the
+        nodes of all these regions.
 
         Returns:
-            The sites of each submission's dispatches, and notes on doubts, one line each.
+            The sites of each submission's dispatches, and notes on uncertain matches, one line each.
         """
         positions: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for number, keys in enumerate(submissions):
@@ -132,7 +132,7 @@ class Sites:
         return [region.sites for region in regions for _ in range(times)]
 
     def _find_by_name(self, key: str, doubts: _Doubts) -> DispatchSite:
-        """Return the site for a dispatch known only by name."""
+        """Return the site of a dispatch of which only the name is known."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
             doubts[_NOWHERE].add(key)
@@ -226,7 +226,7 @@ def build(
             f"--dump-compilation-phases-to={folder / 'phases'}",
             "--mlir-print-debuginfo",
             "--mlir-print-local-scope",
-            # Weights are not needed, and are several times larger as text.
+            # Omit weights, which are not needed, and are several times larger as text.
             "--mlir-elide-elementsattrs-if-larger=8",
             "--mlir-elide-resource-strings-if-larger=8",
         ]
@@ -269,7 +269,7 @@ def _parse_phase(folder: Path, phase: str) -> Any:
 
 def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
-    # The compiler adds operations around the arguments with the function's location.
+    # Ignore names of functions: the compiler adds operations around the arguments, with the function's location.
     functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
 
     order = {name: number for number, name in enumerate(types)}
@@ -297,7 +297,7 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
         for command in _iter_matches(region, lambda op: op.name == "stream.cmd.dispatch"):
             key = read_dispatch_name(command.attributes)
             known = made[key, str(command.location)]
-            # The scheduler may clone dispatches. The last known site then applies to the remaining clones.
+            # The scheduler may clone dispatches. Use the last known site for the remaining clones.
             facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
             sites.append([key, *facts])
         if sites:
@@ -306,7 +306,7 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
 
 
 def _iter_matches(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the matching operations in ``operation``, in order, but not those nested in a match."""
+    """Yield the matching operations in ``operation``, in order, without operations inside of a match."""
     for region in operation.regions:
         for block in region:
             yield from _iter_block_matches(block, wanted)
@@ -330,11 +330,11 @@ def _is_fused(operation: Any) -> bool:
 
 
 def _list_fused_names(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Return the operation names fused into a dispatch."""
+    """Return the names of the operations that are fused into a dispatch."""
     found: dict[str, None] = {}
     for operation in _iter_matches(dispatch, _is_fused):
-        # Scalar operations have precise locations. The dispatch's location also names operations that share a constant
-        # with it.
+        # Use the locations of scalar operations, which are precise. The dispatch's location also names operations that
+        # share a constant with the dispatch.
         scalars = [names(inner) for inner in _iter_matches(operation, _is_leaf) if inner.name not in _SHARED]
         if not all(scalars) or not scalars:
             scalars.insert(0, names(operation))
@@ -347,7 +347,7 @@ def _is_leaf(operation: Any) -> bool:
 
 
 def _find_nearby_names(operation: Any, names: Callable[[Any], list[str]]) -> list[str]:
-    """Return the model node names of the nearest operations that have such names.
+    """Return the names of model nodes of the nearest operations that have such names.
 
     Searches the users of the operation's results first, then the producers of the operands.
     """

@@ -31,7 +31,7 @@ _HINT = "pass a profile directory, a trace file or a stored run; create a profil
 
 
 class StoredRows(Sequence[OpRow]):
-    """The rows of a directory's ``ops.csv``, read from the file at every pass to limit memory: there may be a million.
+    """Rows of a directory's ``ops.csv``. Each pass reads the file, because a million rows would need too much memory.
 
     Raises:
         UsageError: while reading: the table is missing, truncated, or belongs to a different profile.
@@ -70,11 +70,11 @@ class StoredRows(Sequence[OpRow]):
 def write_profile(profile: Profile, folder: Path) -> None:
     """Write a profile to a directory, which is created if needed. Replaces an older profile's files.
 
-    The table and ``profile.json`` are written first, and are readable even if writing the trace fails.
+    The table and ``profile.json`` are written first, so that they are readable even if writing the trace fails.
     """
     with storing(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)
-        # These files must not stay next to a different profile's table.
+        # Delete these files, which must not remain next to the table of another profile.
         for name in (HEAD, TRACE, PARQUET):
             (folder / name).unlink(missing_ok=True)
         count = write_csv(profile.rows, folder / TABLE)
@@ -160,7 +160,7 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
         return path
     store = store or RunStore()
     if is_folder(path) and not is_file(path / "run.json"):
-        # A single profile's directory may later also contain multiple cases' profiles.
+        # A directory with a single profile may also contain the profiles of several cases, from a later run.
         found = ({path.resolve().name: path} if _is_profile(path) else {}) | _find_case_profiles(path, "")
         return _select_profile(text, found, case)
     if not exists(path):
@@ -210,7 +210,7 @@ def folder_of(profile: Path) -> Path:
 
 def title_of(profile: Path) -> str:
     """Return the title of a profile from :func:`find_profile`: model and board, or the file name."""
-    # The trace can be shown even if ``profile.json`` is damaged.
+    # Ignore errors, because the trace can be shown even if ``profile.json`` is damaged.
     with contextlib.suppress(UsageError):
         head = read_profile(folder_of(profile))
         return f"{head.model} on {head.board}"

@@ -15,7 +15,7 @@ from hil.controller.storage.screen.texts import plain
 from hil.core.timeline import OpRow, Profile
 
 NOT_THE_MODEL = "(runtime)"
-# Maximum relative profiler overhead. Above this, times are marked as distorted and decide no comparison.
+# Maximum relative overhead of a profiler. Above this value, times are marked as distorted and are not compared.
 MOST_OVERHEAD = 0.2
 
 _PREFIX_LEAST, _LEFT_LEAST = 10, 6
@@ -52,7 +52,7 @@ def type_of(row: OpRow) -> str:
     return "+".join(row.op_types) or row.kind
 
 
-# Choices of --by. A fused operation's nodes form a group: their times cannot be separated.
+# Choices of --by. The nodes of a fused operation form a group, because their times cannot be separated.
 GROUPS: dict[str, Callable[[OpRow], str]] = {
     "op": lambda row: row.op,
     "node": lambda row: ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op),
@@ -106,7 +106,7 @@ def shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
         return plain
     pairs = zip(min(ops), max(ops), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Cut at a word boundary, and leave at least a few characters in every name.
+    # Cut the prefix at a word boundary, and keep at least a few characters of each name.
     common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
     if len(common) < _PREFIX_LEAST:
         return plain
@@ -114,13 +114,13 @@ def shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
 
 
 class _Group:
-    """Running sums over a group's rows."""
+    """Sums over the rows of a group, updated row by row."""
 
     def __init__(self) -> None:
         self.times = array("q")
         self.runs: dict[int, int] = defaultdict(int)
         self._tile_time = self._tiled = 0
-        # None after a row without an estimate.
+        # None if any row has no estimate.
         self._flops: int | None = 0
         self._bytes: int | None = 0
         self._bounds: set[str] = set()
@@ -204,7 +204,7 @@ def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
 
 @dataclass
 class _Open:
-    """A runtime row that may enclose other rows."""
+    """Row of the runtime that may enclose later rows."""
 
     row: OpRow
     end_ns: int

@@ -30,7 +30,7 @@ _BUFFER = 1 << 20
 
 _LINK_COUNTERS = {"bytes_out": "bytes to the board", "bytes_in": "bytes from the board"}
 
-# Maximum error in ns of the trace's times against the clock fit.
+# Maximum deviation of the trace's times from the clock fit, in ns.
 STEP_NS = 100
 # With more rows, the trace omits the second set of tracks, by type.
 BY_TYPE_LIMIT = 200_000
@@ -97,8 +97,8 @@ def _write_file(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span
     try:
         with _open_trace(path) as file:
             trace = TraceFile(file)
-            # Every board gets a separate host clock: a clock's snapshots must be in time order, and the boards are
-            # written in sequence.
+            # Every board gets a separate host clock, because the snapshots of a clock must be in time order, and the
+            # boards are written one after the other.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
             _TraceWriter(trace, parts).write(compilations, clocks)
@@ -210,11 +210,11 @@ def _open_trace(path: Path) -> Iterator[IO[bytes]]:
 
 
 class TraceClock:
-    """A board's clock in a trace, paired with the host clock as often as drift requires.
+    """Clock of a board in a trace. The clock is paired with the host clock as often as the drift requires.
 
-    Trace readers use the latest pairing before a time, and assume equal clock rates after the pairing. A new pairing is
-    due when the error would exceed :data:`STEP_NS`. The pairing is written just before an event. The pairing never sets
-    the time back before the previous event. Otherwise a slice could end before the slice starts.
+    For each time, trace readers use the latest pairing before it, and assume that both clocks run at the same rate from
+    there. When the error would exceed :data:`STEP_NS`, a new pairing is written just before the next event. A pairing
+    never moves the time before the previous event, because a slice could otherwise end before it starts.
 
     Args:
         board, host: clock ids in the trace.
@@ -249,7 +249,7 @@ class TraceClock:
 
 
 class BoardTracks:
-    """Writes the board's part of a profile; ``flows`` contains the id of the arrow that ends at each call."""
+    """Writes the board's part of a profile. ``flows`` contains the id of the arrow to each call."""
 
     def __init__(
         self,
@@ -274,12 +274,12 @@ class BoardTracks:
         self._by_type: int | None = None
         if 0 < len(profile.rows) <= BY_TYPE_LIMIT:
             self._by_type = trace.track(process, "operations by type", _BY_TYPE)
-        # Open slices as a heap: end, track, thousandths of threads.
+        # Heap of open slices: end, track, and number of threads in thousandths.
         self._open: list[tuple[int, int, int]] = []
         self._slice_end = functools.lru_cache(256)(stream.slice_end)
         self._threads: int | None = None  # the counter's track
         self._cached_thread_count = functools.lru_cache(4096)(self._encode_thread_count)
-        self._at_work = 0  # thousandths of a thread, summed over the running operations that report them
+        self._at_work = 0  # number of running threads in thousandths, over the operations that report it
 
     def write(self) -> None:
         """Write everything in time order, merging calls and counters with the streamed rows."""
@@ -335,7 +335,7 @@ class BoardTracks:
         self._stream.count(sample.at_ns, track, sample.value)
 
     def _add_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
-        """Yield the rows. If no iteration times are known, write every iteration after the last row."""
+        """Yield the rows. If the times of iterations are unknown, write each iteration after its last row."""
         if any(call.iterations_ns for call in self._profile.calls if call.kind == "profiled"):
             yield from rows
             return

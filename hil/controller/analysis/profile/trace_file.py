@@ -1,9 +1,8 @@
 """Write Perfetto's trace format as a stream: tracks, and slices and counters on them.
 
-A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise most packets. The two
-packets of a slice are built from serialised parts instead, because there may be millions of slices. Parts that are
-equal at each execution, such as the name, are cached. (A protobuf message consists of its concatenated
-encoded fields.)
+A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise most packets. For speed, the
+two packets of a slice are built from serialised parts, because there may be millions of slices. Parts that are the same
+for each execution, such as the name, are cached. (A protobuf message consists of its concatenated encoded fields.)
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from hil.core.varint import varint
 
 Argument = str | int | float
 
-# Maximum number of names and parts in a stream's cache, here and in any reader. Beyond this, the stream starts a new
-# cache.
+# Maximum number of names and parts in a stream's cache, here and in readers. When the cache is full, the stream starts
+# a new cache.
 _MOST_KEPT = 1 << 16
 
 
@@ -34,7 +33,7 @@ class TraceFile:
         self._processes = itertools.count(1)
         self._sequences = itertools.count(1)
         self._own = self.sequence()
-        # Track 0 is the root: it makes readers order processes by rank.
+        # Write the root track 0, so that readers sort processes by rank.
         self._write_descriptor(process_ordering="PROCESS_ORDERING_EXPLICIT")
 
     def write(self, **fields: Any) -> None:
@@ -117,7 +116,7 @@ class Stream:
     ) -> None:
         """Start a slice.
 
-        ``flows`` contains the ids of arrows from the slice, ``arriving`` those of arrows to the slice.
+        ``flows`` contains the ids of arrows from the slice, and ``arriving`` the ids of arrows to the slice.
         """
         self.renew()
         event = self.slice(track, name, category, args or {})
@@ -131,8 +130,8 @@ class Stream:
         """Set a counter's value from this time on."""
         self.put(at, self._encode_event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
 
-    # The methods below are for large numbers of events. They return serialised TrackEvent parts, to be concatenated for
-    # put().
+    # The methods below are for large numbers of events. They return serialised parts of a TrackEvent. Concatenate the
+    # parts, and pass the result to put().
 
     def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
         """Serialise a slice start."""
@@ -154,7 +153,7 @@ class Stream:
         if kept is None:
             event = self._messages.TrackEvent(debug_annotations=[self._build_annotation(name, value)])
             kept = self._arguments[name] = event, event.debug_annotations[0]
-        # Reuse the two messages: creating new ones would take four times as long.
+        # Reuse the two messages, because creating new messages takes four times as long.
         event, annotation = kept
         annotation.int_value = value
         part: bytes = event.SerializeToString()
@@ -226,7 +225,7 @@ class Stream:
 
 
 class Lanes:
-    """Tracks with a common name: enough for slices that overlap without nesting."""
+    """Group of tracks with a common name, as many as needed for slices that overlap without nesting."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track

@@ -1,1 +1,1 @@
-"""Comparison of two tensors, reduced to a size that people can inspect: maps, histograms, the worst elements."""
+"""Comparison of two tensors, reduced to a size that users can inspect: maps, histograms and the worst elements."""

@@ -17,7 +17,7 @@ Codes = npt.NDArray[np.uint8]
 # Drawable parts of complex numbers.
 PARTS = ("magnitude", "phase", "real", "imaginary")
 
-# Codes from :func:`nonfinite`, the most severe last. An element group is shown with its largest code.
+# Codes from :func:`nonfinite`, the most severe last. A group of elements is shown with the largest code in the group.
 FINITE, SAME, INF_THERE, NAN_THERE, MINUS_INF_HERE, INF_HERE, NAN_HERE = range(7)
 NONFINITE = {
     SAME: "the same NaN or infinity on both sides",
@@ -56,7 +56,7 @@ def difference(a: Array, b: Array, part: str = "") -> Floats:
         wide = np.result_type(a, b)
         if wide.kind in "iu":
             x, y = a.astype(wide), b.astype(wide)
-            # The true difference fits in uint64, and unsigned subtraction wraps to it.
+            # The exact difference fits in uint64, and unsigned subtraction with wrapping gives this difference.
             unsigned = np.dtype(f"u{wide.itemsize}")
             apart = np.maximum(x, y).view(unsigned) - np.minimum(x, y).view(unsigned)
             return np.asarray(apart, np.float64)
@@ -67,7 +67,7 @@ def difference(a: Array, b: Array, part: str = "") -> Floats:
             found = np.minimum(found, _FULL_TURN - found)
         odd = ~np.isfinite(found)
         if odd.any():
-            # A difference between finite numbers may overflow float64.
+            # A difference between finite numbers may overflow float64, so use the largest finite value.
             found[odd] = np.where(np.isfinite(p[odd]) & np.isfinite(q[odd]), np.finfo(np.float64).max, np.inf)
             found[(p == q) | ((p != p) & (q != q))] = 0.0
     return found
@@ -103,7 +103,7 @@ def nonfinite(a: Array, b: Array | None = None) -> Codes:
 
 
 def has_ulps(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Return True if values between elements can be counted: both are floats with the same dtype."""
+    """Return True if ULPs can be counted, which requires floats with the same dtype."""
     return dtype_name(a) == dtype_name(b) and dtype_name(a) not in EXACT_DTYPES
 
 
@@ -120,7 +120,8 @@ def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
         places = ranks(dtype_name(part)).astype(np.int64)
         found = np.abs(places[x] - places[y]).astype(np.uint64)
     else:
-        # A float's bits are sign and magnitude, and magnitudes count representable values.
+        # The bits of a float are a sign and a magnitude, and the magnitude as an integer counts the representable
+        # values from 0.
         top = unsigned.type(1 << (part.itemsize * 8 - 1))
         p, q = x & ~top, y & ~top
         apart = np.maximum(p, q) - np.minimum(p, q)

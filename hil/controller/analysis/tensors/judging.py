@@ -1,4 +1,4 @@
-"""Judge two tensors within a tolerance that the user tries out, by hil's rules for outputs."""
+"""Judge two tensors within a tolerance that the user tries, with hil's rules for outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Judgement:
 def judge_within(name: str, a: Tensor, b: Tensor, *, rtol: float | None = None, atol: float | None = None) -> Judgement:
     """Judge an output within a tolerance; None selects the dtype's default.
 
-    A vacuous tolerance, which would accept wrong outputs as well, is reported in the result instead of raised. The
-    result contains statistics whenever the tolerance can be used.
+    A tolerance that would also accept wrong outputs is reported in the result, not raised. The result contains
+    statistics if they can be computed with the tolerance.
     """
     try:
         found = compare_output(name, a, b, rtol=rtol, atol=atol)
     except VacuousTolerance as error:
-        # With all names in allow_blind, the tolerance is not rejected, and the statistics are the same.
+        # Compare with all names in allow_blind: the tolerance is then accepted, and the statistics are the same.
         found = compare_output(name, a, b, rtol=rtol, atol=atol, allow_blind=["*"])
         return Judgement(None, f"tolerance rejected: {error.message}", found)
     except UsageError as error:
@@ -43,7 +43,7 @@ def judge_recorded(name: str, a: Tensor, b: Tensor, rtol: float | None, atol: fl
     """Judge an output within the record's tolerance. If the dtype's default equals this tolerance, use the default.
 
     Args:
-        rtol, atol: the record's tolerance. The tolerance differs from the default if the default was fitted to noise.
+        rtol, atol: the recorded tolerance. It differs from the default if hil derived it from the noise.
     """
     found = judge_within(name, a, b)
     tolerance = None if found.comparison is None else found.comparison.tolerance

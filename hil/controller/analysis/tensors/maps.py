@@ -1,7 +1,7 @@
 """A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells per axis.
 
 Errors are reduced to the maximum of a cell, so that a single wrong element is never averaged away. Every cell also
-records the kinds of NaN and infinities in the cell, and the map counts these elements. A map's memory does not grow
+records which kinds of NaN and infinity it contains, and the map counts these elements. A map's memory does not grow
 with the tensors.
 """
 
@@ -31,13 +31,13 @@ from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
-# A cell is at least a pixel, even on a screen 390 pixels wide.
+# Maximum number of cells per axis, so that a cell is at least a pixel even on a screen with a width of 390 pixels.
 MOST_CELLS = 320
 # Reductions from a cell's values to a number; see :func:`value_map`.
 POOLS = ("mean", "min", "max")
 # Code bit set -> the most severe code.
 _HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
-# Maximum temporary arrays with a piece's length, at 16 bytes per element.
+# Maximum number of temporary arrays with the length of a piece, at 16 bytes per element.
 _ALIVE = 12
 
 Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -130,7 +130,7 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
         if not np.isfinite(np.add.reduce(values, axis=None)):
             codes = nonfinite(piece)
             values[codes != FINITE] = pooled.nothing
-            # The remaining finite values may still overflow to infinity, if they are near float64's maximum.
+            # Sums of the finite values may still overflow to infinity if they are near float64's maximum.
         pooled.add(top, left, values, codes)
     return pooled.map()
 
@@ -189,7 +189,7 @@ class _Pooled:
         self._pool = pool
         self._edges = edges_of(window)
         self._lately: dict[int, tuple[int, int, _Touched]] = {}
-        # The reduction's neutral element.
+        # Neutral element of the reduction.
         self.nothing = 0.0 if pool is np.add else math.inf if pool is np.minimum else -math.inf
         shape = (self._edges[0].size - 1, self._edges[1].size - 1)
         self._numbers = np.full(shape, self.nothing)
@@ -217,7 +217,7 @@ class _Pooled:
 
     def _find_touched_cells(self, axis: int, start: int, count: int) -> _Touched:
         """Return the cells that a range of positions touches, their starts, and their position counts."""
-        # Pieces from the same columns repeat this lookup.
+        # Cache the last result, because pieces with the same columns repeat this lookup.
         if (known := self._lately.get(axis)) is not None and known[:2] == (start, count):
             return known[2]
         edges = self._edges[axis]

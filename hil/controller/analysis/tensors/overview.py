@@ -32,7 +32,7 @@ class SideCounts:
     nan: int = 0
     infinite: int = 0
     zeros: int = 0
-    # of the finite values; None without any.
+    # Statistics of the finite values; None if there are none.
     least: float | None = None
     largest: float | None = None
     mean: float | None = None
@@ -56,7 +56,7 @@ class Overview:
     values: Sequence[Bin] = ()
     errors: Sequence[Bin] = ()  # histogram of |a-b| for elements that differ
     equal: int = 0
-    apart: int = 0  # elements that are NaN or infinite on one side only, or NaN on one and infinite on the other
+    apart: int = 0  # elements that are NaN or infinite on one side only, or NaN here and infinite there
     scatter: Counts | None = None  # rows: the board's value, columns: the reference's, in ascending order
     span: tuple[float, float] | None = None  # range of all finite values, covered by histogram and scatter
 

@@ -33,12 +33,12 @@ _SCALES = {
     "inferno": "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 d24644 e45a31 f1731d f98e09 fcac11 "
     "f9cb35 f2ea69 fcffa4",
 }
-# The first STEPS palette indices are the scale. Those after it mark cells without a number.
+# The first STEPS palette indices are the scale. The following indices mark cells without a number.
 STEPS = 240
 EQUAL, EMPTY = STEPS, 255
 _CODES = STEPS + 1  # offset for codes from elements.NONFINITE
-# Distinct from each other and from the scales, also for colour-blind readers. Three are from Okabe and Ito's palette.
-# Its orange and vermilion are not used, because inferno contains them.
+# Marker colours, which differ from each other and from the scales, also for colour-blind readers. Three colours are
+# from Okabe and Ito's palette. The palette's orange and vermilion are not used, because inferno contains them.
 COLOURS: Mapping[int, str] = MappingProxyType(
     {
         SAME: "8c8c8c",
@@ -124,10 +124,10 @@ def is_mixed(map: Map, least: int = SAME + 1) -> bool:
 
 
 def _choose_codes(map: Map, least: int) -> Codes:
-    """Return for each cell the code of the element kind that the cell shows. FINITE shows the number.
+    """Return for each cell the code of the kind of elements to show. FINITE shows the number.
 
-    A cell with several kinds of elements shows the kind with the fewest cells, so that no kind is lost. In adjacent
-    mixed cells, the kinds alternate. So an area that is half NaN does not look all NaN.
+    A cell with several kinds of elements shows the kind with the fewest cells, so that every kind is visible. In
+    adjacent mixed cells, the kinds alternate, so that an area with 50 % NaN does not look like an area with only NaN.
 
     Args:
         least: the smallest code to consider.
@@ -184,7 +184,7 @@ def png(cells: Codes, scale: str) -> bytes:
 def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
     """Draw logarithmic element counts per cell for a white background. The first row is at the bottom."""
     steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
-    # The lightest colours are not visible on white.
+    # Skip the lightest colours, which are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY
     return png(steps[::-1], "viridis")

@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 
 # Number of elements read at a time.
 PIECE = 1 << 17
-# A longer vector is folded into a square in reading order: a single row would be hairlines.
+# Longer vectors are folded into a square in reading order, because a single row would show only thin lines.
 _LONG_ROW = 64
 
 
@@ -51,7 +51,7 @@ class Plane:
     # row_axis, column_axis: both are None for all elements in reading order.
     row_axis: int | None = None
     column_axis: int | None = None
-    index: tuple[int, ...] = ()  # an index per axis; only the axes that are not drawn use it
+    index: tuple[int, ...] = ()  # index per axis; used only for axes that are not drawn
 
     @property
     def whole(self) -> Window:
@@ -106,7 +106,7 @@ class Plane:
         """
         native, fetch = array.dtype.newbyteorder("="), self._build_fetcher(array)
         if self.row_axis is not None and self.column_axis is not None and self.row_axis > self.column_axis:
-            # Follow the elements' memory order, as far as it is known.
+            # Read the elements in the order of the memory, if it is known.
             for cut in map(_transpose_window, _split_window(_transpose_window(part))):
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
             return
@@ -145,7 +145,7 @@ class Plane:
 
 
 def _view_as_rows(array: Tensor, columns: int) -> Tensor | None:
-    """Return an array in reading order as full rows; None if the memory order is different."""
+    """Return an array in reading order as full rows, or None if the memory order is different."""
     if not columns:
         return None
     if isinstance(array, FileTensor):

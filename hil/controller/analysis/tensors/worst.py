@@ -106,7 +106,7 @@ def element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> El
 
 
 def python(one: Array) -> Any:
-    """Return an array's only element as a Python value; ml_dtypes values become float or int."""
+    """Return the single element of an array as a Python value. Values of ml_dtypes become float or int."""
     value = one[0]
     if one.dtype.kind in "biufcOU":
         return value.item() if isinstance(value, np.generic) else value
@@ -128,7 +128,7 @@ def _score_elements(a: Array, b: Array, measure: Measure) -> Floats:
 
 
 def _find_highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
-    """Return the highest scores' positions; ties are in order. Leaves out scores of -inf."""
+    """Return the positions of the highest scores; ties are in order. Scores of -inf are omitted."""
     if scores.size > most:
         least = np.partition(scores, scores.size - most)[scores.size - most]
         above = np.flatnonzero(scores > least)
@@ -154,8 +154,8 @@ def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Meas
 
         def excess(x: Array, y: Array, apart: Floats) -> Floats:
             limit = tolerance.atol + tolerance.rtol * np.abs(reals(y))
-            # Out of tolerance, by hil's comparison: the excess. Within tolerance: below 0, minus the unused share of
-            # it.
+            # Outside of the tolerance, by hil's comparison: the excess. Within the tolerance: minus the unused share of
+            # the tolerance, below 0.
             return np.where(apart > limit, apart - limit, apart / limit - 1.0)
 
         return excess
@@ -173,7 +173,7 @@ def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple
             at = int(score.argmax())
             row, column = divmod(at, x.shape[1])
             here, found = (top + row, left + column), float(score.flat[at])
-            # Ties are in reading order, for any piece order.
+            # Ties are resolved in reading order, for any order of the pieces.
             if found > best or (place is not None and found == best and here < place):
                 best, place = found, here
     return None if place is None else plane.index_of(*place)

@@ -1,4 +1,4 @@
-"""Run IREE's compiler phase by phase through its library, with a report on every phase's passes.
+"""Run IREE's compiler phase by phase through its library, with a report on the passes of each phase.
 
 This is a separate program (``python -m hil...compilation.compile_phases SOURCE OUT REPORTS FLAG...``), because the
 library accepts flags only once per process. The module stays in memory between phases, as in iree-compile. Every phase
@@ -88,5 +88,5 @@ def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
-    # Skip the compiler's clean-up, which can take longer than compiling.
+    # Exit without the compiler's clean-up, which can take longer than the compilation.
     os._exit(code)

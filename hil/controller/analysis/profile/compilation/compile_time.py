@@ -35,7 +35,7 @@ _COLUMNS = {
     "flops_per_byte_estimate bound_estimate time_us_estimate share_estimate",
     EXECUTABLES: "executable bytes share_of_program",
 }
-# Report lines that are not passes: the rest between passes, and the sum.
+# Report lines that are not passes: the time between passes, and the sum.
 _SUMS = ("Rest", "Total")
 
 
@@ -77,7 +77,8 @@ def profile_compile(
     """Recompile a model without the cache, and write the time profile to a directory.
 
     Args:
-        runtime: ``iree``, or ``onnxruntime``, which does not compile: the phases are from session creation.
+        runtime: ``iree`` or ``onnxruntime``. ONNX Runtime does not compile, so its phases are the phases of creating a
+            session.
         flags: compiler flags including the target, as in an artifact.
 
     Raises:
@@ -189,7 +190,7 @@ def _iter_operation_spans(operations: Sequence[_Operation], compilation: Sequenc
 
 
 def _iter_executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:
-    """Yield every binary in the program, and the rest: weights and the program's host code."""
+    """Yield every binary in the program, and the remaining bytes: weights and the program's host code."""
     rest = program - sum(binaries.values())
     for name, size in [*binaries.items(), ("(weights and other data)", rest)]:
         yield name, size, f"{size / program:.4f}"
@@ -207,7 +208,7 @@ def _iter_phase_spans(model: str, phases: Sequence[Sequence[Any]]) -> Iterator[S
 def _lay_out_passes(passes: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[Span]:
     """Yield passes end to end within a phase.
 
-    Passes on multiple threads may take longer in sum than the phase. The passes are then scaled down.
+    If passes run on multiple threads, their sum may exceed the phase. The passes are then scaled down.
     """
     lengths = [max(0, round(wall * 1e9)) for _, wall, _, _ in passes]
     squeeze = min(1.0, (end - begin) / sum(lengths)) if sum(lengths) else 1.0

@@ -111,7 +111,7 @@ def _sum_exclusive_times(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, s
     deeper.
     """
     inner = [0.0] * len(rows)
-    around: list[tuple[int, int]] = []  # (depth, row index) stack: possible parents for the next row
+    around: list[tuple[int, int]] = []  # stack of (depth, row index): possible parents of the next row
     for number, row in enumerate(rows):
         depth = int(row["depth"])
         while around and around[-1][0] >= depth:

@@ -21,9 +21,10 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds per cycle
-# computes 8 to 64 float32 operations while memory delivers 1 to 6 bytes. The ratio is about ten, within a factor of
-# two, on a Cortex-A53 (8 to 1) and on a server core. Other boards (accelerators: hundreds) need a different value.
+# Number of operations per byte at which computing takes as long as moving the data. A core with one or two vector
+# multiply-adds per cycle computes 8 to 64 float32 operations in the time in which memory delivers 1 to 6 bytes. The
+# ratio is about ten, within a factor of two, on a Cortex-A53 (8 to 1) and on a server core. Other boards (accelerators:
+# hundreds) need a different value.
 RIDGE = 10.0
 _FILE = "shapes.json"
 # Increase this when `read` returns a different result for the same model.
@@ -32,9 +33,9 @@ _VERSION = 2
 Shapes = Sequence[Any]  # each shape is a sequence of sizes, or None if unknown
 Count = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
 
-# Operators with an output that shares an input's memory: they compute and move nothing.
+# Operators whose output shares the memory of an input. They neither compute nor move data.
 VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Shape Size Constant".split())
-# Operators that read only as much of the first input as they write.
+# Operators that read only as many bytes of the first input as they write.
 PICKING = frozenset("Gather GatherElements GatherND Slice Split".split())
 _MOVING = frozenset(
     "Transpose Concat Pad Expand Tile Cast CastLike DepthToSpace SpaceToDepth ConstantOfShape Range Scatter "
@@ -72,7 +73,7 @@ _EACH_INPUT = _map_op_types(
     (2, "ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum GlobalLpPool"),
     (3, "ReduceLogSumExp"),
 )
-# Per element: maximum, subtraction, exponential, sum, division.
+# Operations per element: maximum, subtraction, exponential, sum and division.
 SOFTMAX = 5
 
 
@@ -96,7 +97,7 @@ class Estimate:
     def nominal_ns(self) -> float | None:
         """Time on a nominal core that moves 1 byte per ns and computes :data:`RIDGE` operations in the same time.
 
-        The value ranks operations. The value does not predict the time on a board.
+        The value is used to rank operations. It does not predict the time on a board.
         """
         if self.flops is None or self.bytes is None:
             return None
@@ -123,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Data for a whole model that estimates are based on."""
+    """Data of a whole model for estimates."""
 
     # name -> node, in model order, including subgraphs.
     nodes: Mapping[str, Node] = field(default_factory=dict)

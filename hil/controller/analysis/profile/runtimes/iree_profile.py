@@ -30,7 +30,7 @@ _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# A row per event, and a row per change of memory use. Rows take a tenth of the space of IREE's JSON lines.
+# Types of the rows for events and for changes of memory use. Rows need a tenth of the space of IREE's JSON lines.
 EVENT = np.dtype(
     [
         ("start", "<i8"),
@@ -58,7 +58,7 @@ class IreeEvent(NamedTuple):
     # start_ns, duration_ns: on the board's clock.
     start_ns: int
     duration_ns: int
-    submission: int  # index within the iteration, from 0; a batch of operations queued together
+    submission: int  # index of the submission within the iteration, from 0; a submission is a batch of operations
     ordinal: int | None  # index among the submission's dispatches, from 0; None for other operations
     tiles: int | None  # workgroup count; None if the driver does not report it
     tile_time_ns: int | None  # sum over the tiles
@@ -77,7 +77,7 @@ class IreeEvents:
     ordinal: NDArray[np.int64]  # [events] of int64: index among the submission's dispatches, or -1
     iterations: int
     clock: Sequence[tuple[int, int]]  # (profile's time, board's time) pairs, ns
-    notes: Sequence[str] = ()  # omissions and doubts, one line each
+    notes: Sequence[str] = ()  # omitted and uncertain data, one line each
 
     def __len__(self) -> int:
         return len(self.order)
@@ -203,9 +203,9 @@ def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
 
 
 def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
-    """Return [events] the index among the submission's dispatches, by command if known; -1 for other events."""
+    """Return the index of each event among the dispatches of its submission, int64 [events]; -1 for other events."""
     own = np.flatnonzero(rows["op"] == dispatch)
-    # If no command is known, the file's order remains: the execution order.
+    # The sort is stable: without known commands, the order of the file remains, which is the execution order.
     own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
     ordinals = np.full(len(rows), -1, np.int64)
     ordinals[own] = _count_preceding(rows["queue"][own], rows["submission"][own])
@@ -213,7 +213,7 @@ def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
 
 
 def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return [events] every event's submission number, and [submissions] their kinds."""
+    """Return each event's submission number, int64 [events], and each submission's kind, int64 [submissions]."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
@@ -225,7 +225,7 @@ def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDA
 
 
 def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [submissions] the index within the iteration."""
+    """Return the index of each submission within its iteration, int64 [submissions]."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
     within[order] = _count_preceding(per_submission[order])
@@ -233,7 +233,7 @@ def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _count_preceding(*keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Return [n] how many equal elements precede each element, in arrays with equal elements adjacent."""
+    """Return the number of equal elements before each element, int64 [n]. Equal elements must be adjacent."""
     count = len(keys[0])
     if not count:
         return np.zeros(0, np.int64)
@@ -246,11 +246,12 @@ def _count_preceding(*keys: NDArray[Any]) -> NDArray[np.int64]:
 def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
     """Assign submissions to iterations by repetition.
 
-    The last submissions are ``iterations`` equal sequences of maximum length. If the number is unknown, the
-    shortest sequence that repeats to all submissions is an iteration.
+    The function finds the longest sequence that occurs ``iterations`` times at the end of the submissions. If the
+    number is unknown, an iteration is the shortest sequence whose repetition gives all submissions.
 
     Returns:
-        [submissions] the iteration, :data:`SETUP` before the first run; and a note on doubts, or "".
+        The iteration of each submission, int64 [submissions], with :data:`SETUP` before the first run; and a note on
+        uncertain data, or "".
     """
     count = len(kinds)
     alike = _compute_z_function(kinds[::-1].tolist())
@@ -270,7 +271,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
 
 
 def _compute_z_function(kinds: Sequence[int]) -> list[int]:
-    """Return the Z function in linear time: for every index, the length of the prefix that repeats there."""
+    """Return the Z function in linear time: for each index, the length of the longest prefix that also starts there."""
     found = [0] * len(kinds)
     begin = end = 0
     for at in range(1, len(kinds)):
@@ -326,7 +327,7 @@ def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, na
         samples.clear()
 
     for line in lines:
-        # Parsing takes most of the time, and only a third of the lines are needed.
+        # Parse only the needed third of the lines, because parsing takes most of the time.
         if b'"host_execution_event"' in line:
             record = json.loads(line)
             if record["valid"] and not record["status_code"]:

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _KERNEL = "_kernel_time"
 _EVENT = {"name": str, "cat": str, "ts": int, "dur": int, "args": dict}
 _RUN = "model_run"
-# Kernels that run other kernels: their time contains the inner kernels, which have separate rows.
+# Kernels that run other kernels. Their time includes the inner kernels, which have separate rows.
 HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 # Separators and suffixes that the optimiser adds to names.
 _JOINT = re.compile(r"^fused |[/ ]")
 _ENDING = re.compile(r"(?:_token_\d+|_nchwc|_new_reshape|_nhwc|_\d+)$")
-# Longest suffix and longest name. Searching the whole name for every suffix takes quadratic time.
+# Maximum length of a suffix and of a name, because searching for every suffix takes quadratic time.
 _MAX_ENDING, _MAX_NAME = 40, 4096
-# ONNX Runtime writes an event in a few hundred bytes. A longer line is damaged.
+# Maximum length of a line. ONNX Runtime writes an event in a few hundred bytes, so a longer line is damaged.
 _MAX_LINE, _MAX_LINE_VALUES = 1 << 20, 100_000
 _MAX_INDEX_DIGITS = 9
 _MAX_TIME_US = 1 << 52
@@ -59,8 +59,8 @@ class KernelEvent:
     iteration: int
     name: str
     op_type: str  # the kernel's operator, possibly fused, such as ``FusedConv``
-    nodes: tuple[str, ...]  # the model nodes that it computes, or whose results it copies to another layout
-    computes: bool  # False if it only copies their results
+    nodes: tuple[str, ...]  # model nodes that the kernel computes, or whose results it copies to another layout
+    computes: bool  # False if the kernel only copies the results of nodes
     # start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
     start_ns: int
     duration_ns: int
@@ -104,7 +104,7 @@ class OnnxRuntimeEvents:
     iterations: int  # runs after them
     windows: Sequence[tuple[int, int]]  # (start, end) per run
     clock: Sequence[tuple[int, int]]  # (profile's time, board's time) pairs, ns
-    notes: Sequence[str] = ()  # omissions and doubts, one line each
+    notes: Sequence[str] = ()  # omitted and uncertain data, one line each
 
     def events(self) -> Iterator[KernelEvent]:
         """Yield every kernel call by start, without warm-up."""
@@ -133,7 +133,7 @@ class OnnxRuntimeEvents:
     def _assign_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
         """Yield a run's kernels. A kernel that only changes a layout gets the nodes of the producer.
 
-        Value names differ in every session, so the last kernel with a matching output type is used.
+        Value names differ in every session, so the last kernel with a matching output type counts as the producer.
         """
         made: dict[str, tuple[str, ...]] = {}
         following: list[tuple[str, ...]] = [()]
@@ -236,8 +236,8 @@ def _is_event(record: Any) -> bool:
 def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Find the nodes for a session's kernels on this machine; return the fields of :class:`KernelNodes`.
 
-    The optimiser fuses nodes, adds layout changes, and renames nodes. Model values that still exist delimit
-    the fused nodes. Runs in an isolated process.
+    The optimiser fuses nodes, adds layout changes, and renames nodes. Model values that still exist in the optimised
+    model delimit the fused nodes. Runs in an isolated process.
     """
     graph = prepared(Path(model), dims).graph
     named = {value: node.name for node in nodes_of(graph.node) for value in node.output if value}
@@ -261,7 +261,7 @@ def _load_optimised_graph(model: str) -> Any:
         path = Path(scratch) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(path)
-        # Write the weights to a separate file: a protobuf file is limited to 2 GB, and they are not needed.
+        # Write the weights to a separate file, because a protobuf file is limited to 2 GB. The weights are not needed.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         options.log_severity_level = 3
@@ -270,7 +270,7 @@ def _load_optimised_graph(model: str) -> Any:
 
 
 def by_name(name: str, named: Mapping[str, str]) -> list[str]:
-    """Return the nodes in a kernel's name: ``fused Gemm_1``, ``MatMul_2/MatMulAddFusion``, ``relu1.out_nchwc``."""
+    """Return the nodes that a kernel's name contains, such as ``fused Gemm_1`` or ``MatMul_2/MatMulAddFusion``."""
     found: dict[str, None] = {}
     if len(name) > _MAX_NAME:
         return []
@@ -302,7 +302,7 @@ class _Fusions:
             node.name = node.name or next((self._maker[value] for value in node.output if value in self._maker), "")
         self._left_users = _map_users(self._left)
         self._ends = {id(node): self._find_ends(node) for node in self._left}
-        # A value that still exists ends a fusion: a different kernel produces it.
+        # Values that still exist end a fusion, because a kernel produces each of them.
         there = {
             own for node in self._left for value in (*node.input, *node.output) if (own := self._resolve_value(value))
         }
@@ -361,7 +361,7 @@ class _Fusions:
         return [name for name in found if name not in self._constant]
 
     def _find_constant_nodes(self, graph: Any) -> set[str]:
-        """Return the nodes that do not depend on inputs. The optimiser computes these nodes."""
+        """Return the nodes that do not depend on inputs. The optimiser has already computed these nodes."""
         changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
             if any(value in changing for value in reads(node)):
@@ -375,7 +375,7 @@ class _Fusions:
         """
         kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
         rest = [name for name in self._nodes if name not in taken and name not in self._constant]
-        # A dequantisation is fused into the users, so process these last, from the end.
+        # Process dequantisations last, from the end, because a dequantisation is fused into its users.
         undoing = dict.fromkeys(name for name in rest if self._nodes[name].op_type == "DequantizeLinear")
         for name in [*(name for name in rest if name not in undoing), *reversed(undoing)]:
             node = self._nodes[name]
