@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 # With fewer measurements, the noise cannot be estimated and no steps are reported.
 LEAST_SAMPLES = 8
-_SIDE = 3  # minimum number of measurements on each side of a step
+_SIDE = 3  # minimum measurements on each side of a step
 _NEIGHBOURHOOD = 5
 _BAND_SIGMAS = 3.0
 # Median absolute neighbour difference divided by the standard deviation, for a normal distribution.

@@ -38,8 +38,8 @@ class ProfilePass:
     # Name -> content, as the runtime wrote it: ``profile.ireeprof`` for IREE, ``onnxruntime.json`` for ONNX Runtime.
     files: Mapping[str, memoryview]
     # Pairs (time in the files, board clock) in nanoseconds, taken before and after the runs. File time is
-    # CLOCK_MONOTONIC for IREE. For ONNX Runtime it is ``ts``, counted from the start of the file. Empty if the board
-    # cannot report the pairs. File times then cannot be converted to another clock.
+    # CLOCK_MONOTONIC for IREE. For ONNX Runtime it is ``ts``, counted from the file's start. Empty if the board cannot
+    # report the pairs. File times then cannot be converted to another clock.
     clock_pairs: tuple[tuple[int, int], ...]
     host: Span  # from sending to the last byte received, host clock
     # From the last input byte to the files being ready, board clock. None without an agent.

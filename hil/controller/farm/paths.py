@@ -45,7 +45,7 @@ class FarmAddress:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """gRPC metadata for each call: token and hil version."""
+        """gRPC metadata for every call: token and hil version."""
         return [("authorization", f"Bearer {self.token}"), farm_metadata()]
 
 

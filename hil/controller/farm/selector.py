@@ -147,7 +147,7 @@ class _Token(NamedTuple):
 
 
 class _SelectorParser:
-    """Recursive descent parser of a selector, with a method for each grammar rule."""
+    """Recursive descent parser of a selector, with a method for every grammar rule."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -293,7 +293,7 @@ _UNITS = {"": 1, "b": 1} | {
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmgt]i?b|b|)", re.IGNORECASE)
 _VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
-# Maximum number of list elements in a message; a CPU label has up to a hundred features.
+# Maximum list elements in a message; a CPU label has up to a hundred features.
 _SAID = 4
 
 

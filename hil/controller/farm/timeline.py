@@ -48,7 +48,7 @@ def stays(events: Iterable[FarmEvent]) -> list[Stay]:
 def board_use(
     had: Iterable[Stay], boards: Sequence[str], since: float, until: float, parts: int
 ) -> dict[str, list[float]]:
-    """Return each board's utilization (0 to 1) in each of ``parts`` equal intervals."""
+    """Return every board's utilization (0 to 1) in each of ``parts`` equal intervals."""
     width = (until - since) / parts
     used = {name: [0.0] * parts for name in boards}
     for stay in had:

@@ -13,13 +13,13 @@ from fastapi.responses import StreamingResponse
 PACE_S = 1.0
 # Seconds between keep-alive comments, which detect dead connections.
 ALIVE_S = 15.0
-# Maximum number of streams, so that streams do not use all connections. At the limit, the server ends the oldest
-# stream, and the browser reconnects.
+# Maximum streams, so that streams do not use all connections. At the limit, the server ends the oldest stream, and the
+# browser reconnects.
 MOST_STREAMS = 128
 
 
 def told_of(event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]) -> StreamingResponse:
-    """Return an event stream that sends the count after each change.
+    """Return an event stream that sends the count after every change.
 
     The stream ends with the server or the connection.
     """

@@ -19,7 +19,7 @@ from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.numbers import spent
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
 
-# Maximum rows of a table on a page, and maximum results of a matrix.
+# Maximum table rows on a page, and maximum results of a matrix.
 ROWS, _RESULTS = 500, 50_000
 
 

@@ -178,7 +178,7 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
 def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
     """Write the requested profiles.
 
-    Yield the case with the data of each profile, as soon as the profile is complete.
+    Yield the case with the data of every profile, as soon as the profile is complete.
     """
     if wanted := _profile_folders(job, case.name):
         from hil.controller.analysis.profile.collect import write_profiles

@@ -83,7 +83,7 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
 
 
 def _per_prompt(cases: Sequence[SizedCase]) -> list[SizedCase]:
-    """Return a case per prompt for each case with ``--generate``. Raises UsageError for an invalid specification."""
+    """Return a case per prompt for every case with ``--generate``. Raises UsageError for an invalid specification."""
     found: list[SizedCase] = []
     for case in cases:
         path = case.options.generate

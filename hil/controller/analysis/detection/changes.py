@@ -13,11 +13,11 @@ import numpy as np
 
 from hil.controller.analysis.bench.stats import Floats
 
-# Minimum number of runs in a segment.
+# Minimum runs in a segment.
 LEAST_SEGMENT = 3
 # Probability of finding a change in a series without changes.
 CHANGE_P = 0.001
-# Maximum number of runs to search. Older runs give little information about the current level, and cost time.
+# Maximum runs to search. Older runs give little information about the current level, and cost time.
 _LENGTH_MOST = 256
 _PERMUTATIONS = 2000
 # Length of the windows that are also searched. A temporary slow period hardly changes the sums over a long series.
@@ -97,7 +97,7 @@ def _compute_quantiles(count: int) -> Floats:
 
 
 def _compute_statistics(scores: Floats) -> Floats:
-    """Return the absolute standardized difference of level for each split of [series, n] scores."""
+    """Return the absolute standardized difference of level for every split of [series, n] scores."""
     count = scores.shape[1]
     before = np.arange(LEAST_SEGMENT, count - LEAST_SEGMENT + 1)
     sums = np.cumsum(scores, axis=1)
@@ -120,7 +120,7 @@ def _compute_inflation(scores: Floats, place: int) -> float:
 
 @lru_cache(maxsize=512)
 def _permute_scores(count: int) -> Floats:
-    """Return the largest statistic of each of many random permutations of the scores, sorted. The seed is fixed."""
+    """Return the largest statistics of many random permutations of the scores, sorted. The seed is fixed."""
     rng = np.random.default_rng(count)
     quantiles = _compute_quantiles(count)
     scores = quantiles / quantiles.std()

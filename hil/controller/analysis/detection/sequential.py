@@ -3,11 +3,11 @@
 The values are log ratios of rounds, as :func:`hil.controller.analysis.bench.stats.round_log_ratios` returns them: both
 programs run in turns on the same board, so that slow changes of the board cancel out.
 
-A decision is possible after each round, so the interval must be valid at all times simultaneously. It is the confidence
-sequence of the sequential t-test: a mixture of likelihood ratios over Gaussian effect sizes, with the right Haar prior
-on the unknown standard deviation. The mixture is a nonnegative martingale, so Ville's inequality bounds the probability
-that the interval ever excludes the true value (Robbins, "Statistical methods related to the law of the iterated
-logarithm", 1970; Lai, "On confidence sequences", 1976; formula in Wang and Ramdas, "Anytime-valid t-tests and
+A decision is possible after every round, so the interval must be valid at all times simultaneously. It is the
+confidence sequence of the sequential t-test: a mixture of likelihood ratios over Gaussian effect sizes, with the right
+Haar prior on the unknown standard deviation. The mixture is a nonnegative martingale, so Ville's inequality bounds the
+probability that the interval ever excludes the true value (Robbins, "Statistical methods related to the law of the
+iterated logarithm", 1970; Lai, "On confidence sequences", 1976; formula in Wang and Ramdas, "Anytime-valid t-tests and
 confidence sequences for Gaussian means with unknown variance", 2024). Residuals of earlier decisions on the same board
 may be added to the residual sum of squares: their means differ but the variance is the same, so the mixture remains a
 martingale.
@@ -37,13 +37,13 @@ DEFAULT_MIN_EFFECT = 0.02
 FALSE_ALARM = 0.01 / 520
 # Probability of the verdict "no change" for a change of the smallest effect.
 MISS = 0.02
-# Minimum number of rounds for an estimate of the variance.
+# Minimum rounds to estimate the variance.
 LEAST_ROUNDS = 4
 
 # Variance of the mixture's effect size (change divided by standard deviation). With this value, decisions need about
 # ten rounds.
 _MIXTURE = 2.0
-# Rounds of earlier decisions count as at most this number of rounds, because a board's noise changes.
+# Rounds of earlier decisions count as at most this many rounds, because a board's noise changes.
 _FREEDOM_MOST = 20
 # Ignore the known noise if the variance of the new rounds exceeds it by this factor.
 _NOISIER = 3.0
@@ -51,10 +51,10 @@ _NOISIER = 3.0
 _CLIP_SIGMAS = 2.5
 # Variance of a standard normal distribution with this limit.
 _CLIPPED_VARIANCE = 0.978
-# Minimum number of rounds for clipping. With fewer rounds, the median absolute deviation is often too small.
+# Minimum rounds for clipping. With fewer rounds, the median absolute deviation is often too small.
 _CLIP_LEAST = 8
 _SIGMA_BY_MAD = 1.4826
-# Minimum number of rounds for an estimate of the autocorrelation.
+# Minimum rounds to estimate the autocorrelation.
 _CORRELATION_LEAST = 10
 _CORRELATION_MOST = 0.9
 # Largest prediction of required rounds.
@@ -70,7 +70,7 @@ class RoundNoise:
 
 
 def pool_noise(decisions: Iterable[Sequence[float]]) -> RoundNoise | None:
-    """Return the common noise of earlier decisions, from the log ratios of each decision.
+    """Return the common noise of earlier decisions, from the log ratios of every decision.
 
     Return None for too few rounds.
     """
@@ -102,7 +102,7 @@ class Decision:
 class SequentialDecision:
     """Collect rounds until the verdict is clear.
 
-    Add the log ratio of each round, and stop at a verdict other than ``undecided`` or when the board time is spent::
+    Add the log ratio of every round, and stop at a verdict other than ``undecided`` or when the board time is spent::
 
         decision = SequentialDecision(min_effect=0.02, direction="slower")
         while decision.verdict == "undecided" and has_board_time():

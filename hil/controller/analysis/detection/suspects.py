@@ -21,7 +21,7 @@ POWER = 0.98
 SHARE_MOST = 0.6
 # Number of recent runs from which the level and the noise are estimated.
 _BASELINE_MOST = 100
-# Minimum number of runs for an estimate of the noise.
+# Minimum runs to estimate the noise.
 _BASELINE_LEAST = 8
 # Limit of the p-value for a faster level. A faster level is not urgent, so several runs may be needed to find it.
 _FASTER_P = 0.01

@@ -292,7 +292,7 @@ def _standalone_text(call: Any, executable: Any, key: str) -> str:
 
 
 def _read_tied(call: Any) -> list[int]:
-    """Return, for each result, the position of the operand that it overwrites, or -1."""
+    """Return, for every result, the position of the operand that it overwrites, or -1."""
     from iree.compiler import ir
 
     if "tied_operands" not in call.attributes:

@@ -51,7 +51,7 @@ def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int
     Args:
         module: the module in the dispatch's ``flow.executable``, as an MLIR module. It is modified.
         operands: the dispatch's operands, in order.
-        tied: for each result, the position of the operand that it overwrites, or -1 for a new buffer.
+        tied: for every result, the position of the operand that it overwrites, or -1 for a new buffer.
 
     Raises:
         CannotEvaluate: the dispatch has an unsupported operation, would take too long, or leaves results undefined.
@@ -296,7 +296,7 @@ class _Generic:
 
 
 def _read_affine(expression: Any, loops: int) -> tuple[dict[int, int], int]:
-    """Return the factor of each loop and the constant of an affine expression. Raises CannotEvaluate otherwise."""
+    """Return the factor of every loop and the constant of an affine expression. Raises CannotEvaluate otherwise."""
     from iree.compiler import ir
 
     if isinstance(expression, ir.AffineDimExpr):
@@ -318,7 +318,7 @@ def _read_affine(expression: Any, loops: int) -> tuple[dict[int, int], int]:
 def _find_sizes(
     maps: Sequence[Sequence[tuple[dict[int, int], int]]], shapes: Sequence[tuple[int, ...]], loops: int
 ) -> tuple[int, ...]:
-    """Return the number of iterations of each loop, from tensor axes that only this loop indexes."""
+    """Return the number of iterations of every loop, from tensor axes that only this loop indexes."""
     sizes: dict[int, int] = {}
     for map_, shape in zip(maps, shapes, strict=True):
         for (factors, constant), size in zip(map_, shape, strict=True):

@@ -116,7 +116,7 @@ def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: flo
     """Return the mean precision over thresholds and recalls.
 
     Args:
-        weights: weight of each detection [N], by descending score.
+        weights: weight of every detection [N], by descending score.
         hits: whether each detection is correct, [thresholds, N].
         total: weight of all labelled boxes of the class.
     """
@@ -130,7 +130,7 @@ def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: flo
 
 
 def _match(boxes: Floats, classes: Floats, wanted: Floats, kinds: Floats) -> list[int]:
-    """Return for each detection a number whose bit T is 1 if it matches a labelled box at threshold T.
+    """Return for every detection a number whose bit T is 1 if it matches a labelled box at threshold T.
 
     In order of descending score, each detection gets the unmatched box of its class with the largest IoU.
     """

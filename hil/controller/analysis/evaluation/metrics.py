@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: the score of each sample, and the score of all samples together."""
+"""Metrics of an evaluation: the score of every sample, and the score of all samples together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _LEAST = 1e-12
 
 
 def measure_evidence(values: Values, total: int, mean: float) -> Values:
-    """Return the logarithm of the evidence against "the dataset's mean is at most ``mean``" after each sample.
+    """Return the logarithm of the evidence against "the dataset's mean is at most ``mean``" after every sample.
 
     Args:
         values: values of the drawn samples in order, from 0 to 1.

@@ -15,7 +15,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y = 150.0, 40.0, 24.0, 44.0
 # Edges over more ranks than this are drawn as a curve around the nodes, not routed between them.
 _LONGEST = 12
 _SWEEPS = 6
-# Maximum number of bends per node, on average over the graph. This limits the cost of long edges.
+# Maximum bends per node, on average over the graph. This limits the cost of long edges.
 _MOST_BENDS = 4
 # For every node: the nodes above it, and the nodes below it.
 _Neighbours = tuple[list[list[int]], list[list[int]]]
@@ -83,7 +83,7 @@ def _sort_topologically(count: int, edges: Sequence[tuple[int, int]]) -> list[in
 
 
 def _assign_ranks(count: int, order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the rank of each node, which is below the ranks of its inputs.
+    """Return the rank of every node, which is below the ranks of its inputs.
 
     A node without inputs is placed just above its users.
     """
@@ -154,7 +154,7 @@ def _center_row(row: Sequence[int], at: list[float]) -> None:
 
 
 def _compute_x_positions(rows: Sequence[Sequence[int]], near: _Neighbours) -> list[float]:
-    """Return the x coordinate of each node, as close to its neighbours as the other nodes of the rank allow."""
+    """Return the x coordinate of every node, as close to its neighbours as the other nodes of the rank allow."""
     at = [0.0] * len(near[0])
     for row in rows:
         for number, node in enumerate(row):

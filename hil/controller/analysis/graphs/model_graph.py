@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# Maximum number of nodes to draw. Pictures of larger graphs would be slow and unreadable.
+# Maximum nodes to draw. Pictures of larger graphs would be slow and unreadable.
 MOST_NODES = 20_000
 
 

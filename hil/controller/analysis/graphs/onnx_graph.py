@@ -14,7 +14,7 @@ from hil.core.tensors import type_text
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 
-# Maximum size of a file, which is read into memory with all embedded weights.
+# Maximum file size, which is read into memory with all embedded weights.
 MOST_BYTES = 1 << 30
 # Maximum JSON text size for a graph. Names may have any length.
 _MOST_TEXT = 32 << 20

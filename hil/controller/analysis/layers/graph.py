@@ -174,7 +174,7 @@ def static_shape(kind: Any) -> tuple[int, ...] | None:
 
 
 def _read_sizes(kind: Any) -> list[Any] | None:
-    """Return the size, symbol or None for each dimension; None if the type is not a tensor or has no rank."""
+    """Return the size, symbol or None for every dimension; None if the type is not a tensor or has no rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return [

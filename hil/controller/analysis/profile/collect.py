@@ -215,7 +215,7 @@ def write_profiles(
         run_id: the profiles' name. A link in the case's directory points to the run's profile.
 
     Yields:
-        The profiles for the record, once before the first profile is written, and again after each profile.
+        The profiles for the record, once before the first profile is written, and again after every profile.
     """
     write = {"compile": _write_compile_profile, "run": _write_run_profile}
     # The record keeps this note if Ctrl-C interrupts the writing.

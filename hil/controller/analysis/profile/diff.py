@@ -35,7 +35,7 @@ from hil.core.timeline import OpRow, Profile
 CONFIDENCE = 0.95
 MARGIN = 0.05
 
-# Maximum number of iterations per run. More iterations are subsampled, because the method uses all pairs.
+# Maximum iterations per run. More iterations are subsampled, because the method uses all pairs.
 _MOST_ITERATIONS = 400
 # With more iterations, the rank sum is approximated by the normal distribution.
 _MOST_EXACT = 30
@@ -295,7 +295,7 @@ def _compute_ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | Non
 
 @functools.lru_cache(64)
 def _count_outside(n: int, m: int, doubt: float) -> int | None:
-    """Return the number of ratios outside of the interval at each end, or None for too few times.
+    """Return the number of ratios outside the interval at each end, or None for too few times.
 
     This is the largest number U such that the rank statistic is at most U with a probability of at most ``doubt / 2``.
     """

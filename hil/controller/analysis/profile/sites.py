@@ -100,7 +100,7 @@ class Sites:
         nodes of all these regions.
 
         Returns:
-            The sites of each submission's dispatches, and notes on uncertain matches, one line each.
+            The sites of every submission's dispatches, and notes on uncertain matches, one line each.
         """
         positions: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for number, keys in enumerate(submissions):
@@ -306,7 +306,7 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
 
 
 def _iter_matches(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the matching operations in ``operation``, in order, without operations inside of a match."""
+    """Yield the matching operations in ``operation``, in order, without operations inside a match."""
     for region in operation.regions:
         for block in region:
             yield from _iter_block_matches(block, wanted)

@@ -72,7 +72,7 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
 
 
 def timed_runs(profile: Profile) -> list[int]:
-    """Return the duration of each run without a profiler, in ns."""
+    """Return the duration of every run without a profiler, in ns."""
     times: list[int] = []
     for call in profile.calls:
         if call.kind == "timed":

@@ -2,7 +2,7 @@
 
 A trace is a sequence of packets, each preceded by its length. Perfetto's classes serialise most packets. For speed, the
 two packets of a slice are built from serialised parts, because there may be millions of slices. Parts that are the same
-for each execution, such as the name, are cached. (A protobuf message consists of its concatenated encoded fields.)
+for every execution, such as the name, are cached. (A protobuf message consists of its concatenated encoded fields.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hil.core.varint import varint
 
 Argument = str | int | float
 
-# Maximum number of names and parts in a stream's cache, here and in readers. When the cache is full, the stream starts
-# a new cache.
+# Maximum names and parts in a stream's cache, here and in readers. When the cache is full, the stream starts a new
+# cache.
 _MOST_KEPT = 1 << 16
 
 

@@ -31,13 +31,13 @@ from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
-# Maximum number of cells per axis, so that a cell is at least a pixel even on a screen with a width of 390 pixels.
+# Maximum cells per axis, so that a cell is at least a pixel even on a screen with a width of 390 pixels.
 MOST_CELLS = 320
 # Reductions from a cell's values to a number; see :func:`value_map`.
 POOLS = ("mean", "min", "max")
 # Code bit set -> the most severe code.
 _HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
-# Maximum number of temporary arrays with the length of a piece, at 16 bytes per element.
+# Maximum temporary arrays with a piece's length, at 16 bytes per element.
 _ALIVE = 12
 
 Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -118,7 +118,7 @@ def edges_of(window: Window) -> Cells:
 
 @np.errstate(all="ignore")
 def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
-    """Return a map of values: the mean, minimum or maximum of each cell's finite values.
+    """Return a map of values: the mean, minimum or maximum of every cell's finite values.
 
     Args:
         part: the part of complex numbers, from :data:`hil.controller.analysis.tensors.elements.PARTS`.

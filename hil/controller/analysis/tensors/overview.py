@@ -133,7 +133,7 @@ def _count_histogram(array: Tensor, edges: Floats, part: str) -> Counts:
 
 
 def _find_cells(values: Floats, low: float, high: float, cells: int) -> npt.NDArray[np.int64]:
-    """Return the cell of each value, for cells of equal size; -1 if not finite."""
+    """Return the cell of every value, for cells of equal size; -1 if not finite."""
     span = high * 0.5 - low * 0.5
     found = (values * 0.5 - low * 0.5) * (cells / span if span else 0.0)
     odd = ~np.isfinite(values)

@@ -99,7 +99,7 @@ def error_scale(map: Map) -> PaletteScale | None:
 
 
 def paint(map: Map, scale: PaletteScale | None) -> Codes:
-    """Return each cell's palette index: from its number, or from a NaN or infinity; see :func:`_choose_codes`."""
+    """Return every cell's palette index: from its number, or from a NaN or infinity; see :func:`_choose_codes`."""
     found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.steps(map.numbers)
     codes = _choose_codes(map, SAME + 1)
     codes[(map.codes == SAME) & ~np.isfinite(map.numbers)] = SAME
@@ -109,7 +109,7 @@ def paint(map: Map, scale: PaletteScale | None) -> Codes:
 
 
 def paint_codes(map: Map) -> Codes:
-    """Return each cell's palette index like :func:`paint`, but only for NaN and infinities."""
+    """Return every cell's palette index like :func:`paint`, but only for NaN and infinities."""
     codes = _choose_codes(map, SAME)
     found = np.where(codes == FINITE, EQUAL, _CODES + codes).astype(np.uint8)
     found[~map.filled] = EMPTY
@@ -124,7 +124,7 @@ def is_mixed(map: Map, least: int = SAME + 1) -> bool:
 
 
 def _choose_codes(map: Map, least: int) -> Codes:
-    """Return for each cell the code of the kind of elements to show. FINITE shows the number.
+    """Return for every cell the code of the kind of elements to show. FINITE shows the number.
 
     A cell with several kinds of elements shows the kind with the fewest cells, so that every kind is visible. In
     adjacent mixed cells, the kinds alternate, so that an area with 50 % NaN does not look like an area with only NaN.

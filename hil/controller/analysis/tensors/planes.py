@@ -106,7 +106,7 @@ class Plane:
         """
         native, fetch = array.dtype.newbyteorder("="), self._build_fetcher(array)
         if self.row_axis is not None and self.column_axis is not None and self.row_axis > self.column_axis:
-            # Read the elements in the order of the memory, if it is known.
+            # Read the elements in memory order, if it is known.
             for cut in map(_transpose_window, _split_window(_transpose_window(part))):
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
             return

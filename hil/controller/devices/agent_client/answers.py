@@ -39,14 +39,13 @@ MESSAGE_LIMITS = {
     ("Programs", "Invoke"): 16 * MIB,
     ("Programs", "Unload"): KIB,
 }
-# Maximum number of characters and lines to read from a log. The rest is dropped.
+# Maximum characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 READINGS_MOST = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _RANK_MOST = 32
 _ANSWERS_MOST = 1000
-# Maximum number of different results whose outputs an agent stores for fetching. Same value as
-# `hil.agent.iterations.MAX_KEPT`.
+# An agent stores the outputs for at most this many different results. Same value as `hil.agent.iterations.MAX_KEPT`.
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096

@@ -15,7 +15,7 @@ from hil.protocol import data_connection as frames
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
-# Maximum number of idle connections.
+# Maximum idle connections.
 _MOST_RESTING = 4
 _LEAST_S = 0.001  # a socket with timeout 0 would not block
 
@@ -132,7 +132,7 @@ class DataStream:
 
     def cancel(self) -> None:
         """Cancel the call and wake threads that wait in it."""
-        # Do nothing after the end of the call, because the connection may already carry the next call.
+        # Do nothing after the call has ended, because the connection may already carry the next call.
         with self._lock:
             if not self._is_over:
                 self._frames.cancel()

@@ -21,7 +21,7 @@ from hil.protocol.data_connection import DATA, MESSAGE, METHODS, ConnectionBroke
 from hil.protocol.listening import check_tls_files, check_token_way, grpc_address
 
 _LOOK_S = 0.2
-# Maximum number of queued outgoing messages per call.
+# Maximum queued outgoing messages per call.
 _AHEAD = 2
 
 

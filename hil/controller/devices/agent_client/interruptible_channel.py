@@ -24,9 +24,9 @@ import grpc
 from hil.protocol import grpc_calls
 
 _LOOK_S = 0.2
-# Time in seconds for a reply in transit to arrive after the end of the call.
+# Time in seconds for a reply in transit to arrive after the call has ended.
 _LOST_S = 2.0
-# Maximum number of queued replies. gRPC's flow control delays further replies.
+# Maximum queued replies. gRPC's flow control delays further replies.
 _AHEAD = 2
 
 

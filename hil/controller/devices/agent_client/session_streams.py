@@ -32,9 +32,9 @@ _ALIVE_S = 3.75
 _REASON_S = 1.0
 # Shortest time between two reports of a busy board.
 _REPORT_S = 0.5
-# Seconds to wait for the agent to process the end of a session.
+# Seconds to wait for the agent to end a session.
 _END_S = 2.0
-# After the end of a session, the agent ends its calls with an error within this number of seconds.
+# When a session ends, the agent ends its calls with an error within this many seconds.
 _GOODBYE_S = 3.0
 # Time limit for each step of a transfer: a chunk of 1 MiB, or a whole shorter message.
 STALL_S = 60.0

@@ -401,7 +401,7 @@ class CommandClient(BoardClient):
     def _once(
         self, program: _Program, argv: list[str], files: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[float, tuple[int | None, ...]]:
-        """Run one command. Return its wall time, without waiting for other runs, and the size of each output file."""
+        """Run one command. Return its wall time, without waiting for other runs, and the size of every output file."""
         late = errors.StageTimeout(
             f"run exceeded the limit of {timeout:g} s and was stopped",
             hint="raise the limit with --timeout, or check the program for a hang",
@@ -432,7 +432,7 @@ class CommandClient(BoardClient):
     def _times(
         self, program: _Program, argv: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[list[int], str]:
-        """Return the duration of each run in nanoseconds, or the reason why timing failed.
+        """Return the duration of every run in nanoseconds, or the reason why timing failed.
 
         A timing error does not discard the outputs.
         """

@@ -276,7 +276,7 @@ def parts(text: str) -> dict[str, str]:
 
 
 def _sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
-    """Parse size and SHA-256 of each file. SHA-256 is "" if the board cannot compute it. A missing file is None."""
+    """Parse size and SHA-256 of every file. SHA-256 is "" if the board cannot compute it. A missing file is None."""
     lines = [line.partition(" ") for line in text.splitlines()]
     return [None if size == "-" else (_whole(size), digest) for size, _, digest in lines]
 

@@ -3,10 +3,11 @@
 After the script, stdin contains the order as one JSON line, and then the packages of the order, each as a gzipped tar.
 The script prints one JSON line to stdout with a ``status``:
 
-``ok`` the agent of this build runs and accepts connections ``locked`` a deploy is already in progress; packages were
-not read ``missing`` a package is neither installed nor sent, or the directory was removed meanwhile ``busy`` an agent
-of a different build runs and its device is in use; the agent exits after the session ``failed`` with ``why`` and
-``errno``; if the agent did not start, also with the end of its ``log``
+``ok``       the agent of this build runs and accepts connections
+``locked``   a deploy is already in progress; packages were not read
+``missing``  a package is neither installed nor sent, or the directory was removed meanwhile
+``busy``     an agent of a different build runs and its device is in use; it exits after the session
+``failed``   with ``why`` and ``errno``, and the end of the ``log`` if the agent did not start
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Frame:
 
     def read(self, size: int = _PIECE) -> bytes:
         """Read at most ``size`` bytes; b"" at the frame's end."""
-        # Limit only the time of the read, because writes to a slow memory card may take long.
+        # Limit only the time for reading, because writes to a slow memory card may take long.
         signal.alarm(STALL_S)
         data = self._stream.read1(min(size, self._left))
         signal.alarm(0)

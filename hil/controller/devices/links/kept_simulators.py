@@ -28,7 +28,7 @@ from hil.core.processes import signal_group
 from hil.core.scratch import lasting_folder, remove_tree
 
 KEPT_S = 300
-# Maximum number of reusable simulators per kind. Further concurrent commands start temporary simulators.
+# Maximum reusable simulators per kind. Further concurrent commands start temporary simulators.
 _MOST = 4
 _ANSWER_S = 5.0
 PACKAGE = Path(__file__).parents[3]

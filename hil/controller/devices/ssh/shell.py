@@ -27,7 +27,7 @@ MOST_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
 _LONGEST_GREETING = 1 << 20
-# Timeout in seconds for the start of a shell. A login shell runs start-up files first, which may be slow.
+# Timeout in seconds to start a shell. A login shell runs start-up files first, which may be slow.
 SHELL_START_S = 20.0
 _AGAIN_S = 0.02
 
@@ -227,7 +227,7 @@ class Shell:
         Args:
             stdin: Bytes or a file to send as stdin. By default stdin is empty.
             check: Whether a nonzero exit code raises an error.
-            progress: Called with the size of each piece of ``stdin`` after sending it.
+            progress: Called with the size of every piece of ``stdin`` after sending it.
 
         Raises:
             BoardError: The command failed, or wrote more than 16 MiB.
@@ -317,7 +317,7 @@ class Shell:
         except CommandReplaced as error:
             raise self._replaced(error) from error
         except (EOFError, OSError) as error:
-            # A session detects the end of a link before the transport does, so wait a moment for the transport.
+            # A session detects the end before the transport does, so wait a moment for the transport.
             within_s = 0.0 if isinstance(error, (TooMuch, SessionRefused, _CommandFailed)) else _END_S
             if isinstance(error, TimeoutError) or self.transport.has_ended(within_s):
                 raise BoardLost(f"the connection to {self.address} broke during {what}", board=self.board) from error

@@ -59,7 +59,7 @@ class CommandSession(Protocol):
     """Running command on the board: like a socket, but with an exit code at the end."""
 
     def settimeout(self, seconds: float | None) -> None:
-        """Set the timeout of each :meth:`recv`; None waits forever."""
+        """Set the timeout of every :meth:`recv`; None waits forever."""
 
     def recv(self, size: int) -> bytes:
         """Read from stdout; b"" at the end. Raises TimeoutError."""

@@ -35,7 +35,7 @@ _SCRIPT = Path(__file__).with_name("board_relay.py")
 _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_relay.py', 'exec'), {{'__name__': '__main__'}})"
 )
-# Timeout in seconds for the start of the helper, because Python starts slowly on a slow board.
+# Timeout in seconds to start the helper, because Python starts slowly on a slow board.
 _RELAY_START_S = 60.0
 _LAST_OF_ERR = 4000
 _LONGEST_LINE = 4096

@@ -119,7 +119,7 @@ class FarmClient:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """gRPC metadata for each call: token and hil version."""
+        """gRPC metadata for every call: token and hil version."""
         return self.address.metadata
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class FarmClient:
         """Download a file of the store to one or more paths. Verifies the digest and writes atomically.
 
         Args:
-            on_bytes: called with the size of each chunk before the write. An exception ends the download.
+            on_bytes: called with the size of every chunk before the write. An exception ends the download.
 
         Raises:
             FarmError: the store no longer has the file, or the received data does not match the digest.
@@ -446,7 +446,7 @@ class FarmTunnel:
     """Unix socket that forwards to the agent of a leased board.
 
     Args:
-        dial: opens a gRPC stream for each connection.
+        dial: opens a gRPC stream for every connection.
     """
 
     def __init__(self, dial: Dial) -> None:

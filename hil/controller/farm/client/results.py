@@ -40,9 +40,9 @@ from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
 R = TypeVar("R", bound=Record)
 _AT_ONCE = 8
-# Maximum number of components in a file's path. A run's directory has six levels.
+# Maximum components in a file's path. A run's directory has six levels.
 _MAX_PARTS = 32
-# Maximum number of paths to replace in a text. A command in a case's record contains two paths.
+# Maximum paths to replace in a text. A command in a case's record contains two paths.
 _MAX_REPLACED = 4
 # Characters after which a path can start, and characters that can follow a directory's path.
 _BEFORE_PATH, _AFTER_PATH = r"(?<![^\s'\"=:,(])", r"(?![^/\s'\":,;)])"
@@ -158,7 +158,7 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
 
     Args:
         names: target -> submission or job.
-        out: directory with a subdirectory for each target. None fetches only suites, to a directory in ``hil-suites``.
+        out: directory with a subdirectory for every target. None fetches only suites, to a directory in ``hil-suites``.
 
     Returns:
         The directory (None if nothing was fetched) and the report.

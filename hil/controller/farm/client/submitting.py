@@ -160,8 +160,8 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     return SubmitReceipt(submission, jobs, sent)
 
 
-# Create several parts per board, so that a slow part does not delay the suite. A part has at least this number of
-# cases, because each part loads its models again.
+# Create several parts per board, so that a slow part does not delay the suite. A part has at least this many cases,
+# because each part loads its models again.
 PARTS_A_BOARD, CASES_A_PART = 4, 8
 
 

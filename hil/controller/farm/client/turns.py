@@ -11,7 +11,7 @@ from hil.controller.farm.messages import JobState
 from hil.controller.records.farm import FarmJob, QueuedJob
 
 J = TypeVar("J", bound=FarmJob)
-# Maximum number of jobs in one queue request, because the response size is limited.
+# Maximum jobs in one queue request, because the response size is limited.
 _AT_ONCE = 5_000
 
 

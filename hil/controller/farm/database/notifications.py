@@ -30,7 +30,7 @@ async def tell(tx: Tx, change: Mapping[str, Any]) -> None:
 async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield changes endlessly.
 
-    ``{"kind": "again"}`` is yielded first and after each outage. From then on no change is missed, but earlier changes
+    ``{"kind": "again"}`` is yielded first and after every outage. From then on no change is missed, but earlier changes
     must be read from the tables.
     """
     async with contextlib.aclosing(hear(url, CHANNEL)) as heard:
@@ -39,7 +39,7 @@ async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
-    """Yield the payloads of a channel endlessly. Yield None at first and after each outage."""
+    """Yield the payloads of a channel endlessly. Yield None at first and after every outage."""
     wait_s = _AGAIN_S[0]
     while True:
         with contextlib.suppress(DatabaseAway, psycopg.OperationalError):
@@ -57,7 +57,7 @@ async def hear(url: str, channel: str) -> AsyncGenerator[str | None, None]:
 
 Change = Mapping[str, Any]
 AGAIN: Change = {"kind": "again"}
-# Maximum number of queued changes. A subscriber that falls further behind must read all data from the tables.
+# Maximum queued changes. A subscriber that falls further behind must read all data from the tables.
 _MOST = 10_000
 
 

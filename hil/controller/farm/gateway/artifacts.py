@@ -215,7 +215,7 @@ class ArtifactService:
     async def _receive_files(
         self, requests: AsyncIterator[pb.FilePiece], call: GatewayCall, stored: dict[str, int]
     ) -> None:
-        """Store the received files, and add the size of each complete file to ``stored``."""
+        """Store the received files, and add the size of every complete file to ``stored``."""
         incoming: ArtifactUpload | None = None
         try:
             async for piece in requests:

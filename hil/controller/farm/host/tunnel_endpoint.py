@@ -90,7 +90,7 @@ class TunnelEndpoint:
             grpc_calls.close_channel(channel)
 
 
-# Maximum number of concurrent calls, the same as the agent's limit. Each call uses a thread.
+# Maximum concurrent calls, the same as the agent's limit. Each call uses a thread.
 _MOST_CALLS = 48
 _LONG_S = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"

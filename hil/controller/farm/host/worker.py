@@ -41,7 +41,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 _END_S = 8.0
 _LEAVE_S = 2.0
 _REPORT_S = 60.0
-# While it stops, a worker makes at most this number of attempts to report, each with this timeout in seconds. The host
+# While it stops, a worker makes at most this many attempts to report, each with this timeout in seconds. The host
 # allows 10 s for a stop.
 _LAST_TRIES, _LAST_S = 2, 3.0
 # Idle time after which resources prepared for the next job are released.

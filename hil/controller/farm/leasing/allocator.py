@@ -158,13 +158,13 @@ def _list_free_boards(boards: Iterable[BoardRow]) -> list[FreeBoard]:
 
 
 async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.BoardUse]:
-    """Return the current and past board use of each user and project."""
+    """Return the current and past board use of every user and project."""
     rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
     return {(row["user_name"], row["project"]): policy.BoardUse(row["running"], row["board_s"]) for row in rows}
 
 
 async def waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int]) -> list[WaitingJob]:
-    """Return the oldest jobs of each lane, limited by ``most``."""
+    """Return the oldest jobs of every lane, limited by ``most``."""
     by_name = {lane.lane: lane for lane in lanes}
     jobs = await fetched(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
     return [replace(by_name[job["lane"]], **job) for job in jobs]
@@ -173,7 +173,7 @@ async def waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int])
 async def _read_waiting_jobs(tx: Tx, free: Sequence[FreeBoard], lanes: Sequence[WaitingJob]) -> list[WaitingJob]:
     """Return jobs that can use a free board.
 
-    A lane gives a job for each of its free boards, and some more to choose from.
+    For every lane, return as many jobs as the lane has free boards, and some more to choose from.
     """
     wanted = [(lane, sum(lane.takes(one) for one in free)) for lane in lanes]
     wanted = [(lane, count) for lane, count in wanted if count]

@@ -42,8 +42,7 @@ _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _LONGEST_PROJECT = 100
 _TIMEOUTS = f"above 0 s and at most {_LONGEST_S / 86400:.0f} days"
 
-# Maximum number of waiting submissions per user. Each submission may be a separate lane, and every grant reads all
-# lanes.
+# Maximum waiting submissions per user. Each submission may be a separate lane, and every grant reads all lanes.
 _MOST_WAITING = 1000
 _MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
 _WAITING = f"""

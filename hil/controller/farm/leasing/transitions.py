@@ -136,7 +136,7 @@ async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSe
 
 
 async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
-    """Queue a health job for each board that is due for a check and has none. Returns their number."""
+    """Queue a health job for every board that is due for a check and has none. Returns their number."""
     found = await fetched(tx, _UNCHECKED, {"boards": boards})
     for row in found:
         # Hosts of older releases use these options to switch the power of a board that failed before.
@@ -175,7 +175,7 @@ _WARM = """
 """
 # A completed job on an online board counts as a passed check.
 _WORKED = "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'"
-# Maximum number of affinity keys stored per board.
+# Maximum affinity keys stored per board.
 _WARM_MOST = 64
 
 

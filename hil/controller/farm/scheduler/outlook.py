@@ -36,8 +36,8 @@ def outlooks(
     """Return at most ``most`` waiting jobs in scheduling order. Jobs without a matching board are last.
 
     Args:
-        use: board use of each user and project.
-        aging_s: a job moves up one priority class for each such period of waiting.
+        use: board use of every user and project.
+        aging_s: a job moves up one priority class for every such period of waiting.
     """
 
     @functools.cache
@@ -81,7 +81,7 @@ def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
 
 
 def blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, str]:
-    """Return the reason for each queued job whose matching boards are all out of service.
+    """Return the reason for every queued job whose matching boards are all out of service.
 
     Args:
         jobs: queued jobs.

@@ -101,8 +101,8 @@ def assign(
     """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first, without duplicates.
 
     Args:
-        use: board use of each user and project.
-        aging_s: a job moves up one priority class for each such period of waiting.
+        use: board use of every user and project.
+        aging_s: a job moves up one priority class for every such period of waiting.
     """
     given = _assign_health_jobs(waiting, free)
     taken = {board for _, board in given}
@@ -114,7 +114,7 @@ def assign(
 def turns(
     waiting: Sequence[WaitingJob], boards: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
 ) -> list[int]:
-    """Return the order in which jobs would be assigned if boards became free right after each assignment.
+    """Return the order in which jobs would be assigned if boards became free right after every assignment.
 
     Health jobs and jobs without a matching board are left out.
     """
@@ -155,7 +155,7 @@ class _Shares:
 
 
 class _AssignmentRound:
-    """One round of assignments. With ``endless``, a board becomes free right after each assignment.
+    """One round of assignments. With ``endless``, a board becomes free right after every assignment.
 
     Sets of boards are bit masks: bit N is board N.
     """

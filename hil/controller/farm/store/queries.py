@@ -1,4 +1,4 @@
-"""Queries of a farm. :data:`hil.controller.records.farm.ANSWERS` lists the result type of each query.
+"""Queries of a farm. :data:`hil.controller.records.farm.ANSWERS` lists the result type of every query.
 
 Lists are ordered from oldest to newest. If a list is cut, the oldest entries are missing.
 """
@@ -152,7 +152,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[JobResultRow]:
     """Return the results of a submission or a single job. A job without a result only has a name and a state.
 
     Args:
-        specs: also return the ``spec`` of each job.
+        specs: also return the ``spec`` of every job.
     """
     found = {row["id"]: row for row in await _find_jobs(tx, name)}
     joined = "hil.jobs as job left join hil.results as result on result.job = job.id where job.id = any(%s)"

@@ -69,7 +69,7 @@ class JobRow:
     kind: Kind
     state: JobState
     attempts: int  # number of leases so far
-    max_attempts: int  # maximum number of leases
+    max_attempts: int  # limit for leases
     user: str
     project: str
     pinned: str  # required board; "" for any

@@ -33,8 +33,7 @@ MOST_CONNECTIONS = 256
 MOST_CONNECTIONS_OF_CLIENT = 64
 # Paths of event streams. A stream needs no thread, and browsers reopen a closed stream.
 EVENTS = ("/events", "/farm/events")
-# Maximum number of concurrent requests. Further requests wait. This limit and the limits on reads bound the server's
-# memory.
+# Maximum concurrent requests. Further requests wait. This limit and the limits on reads bound the server's memory.
 MOST_WORKING = 8
 # Timeouts in seconds for request headers, for the request body, and for a client that does not read the response.
 HEAD_S = 15.0

@@ -31,7 +31,7 @@ MOST_PIECE = 8 << 20
 PIECES = "/publish/"
 # Minimum token length on a public address, since there is no rate limit against guessing.
 SHORTEST_TOKEN = 16
-_MOST_FIELDS = 200  # maximum number of query fields
+_MOST_FIELDS = 200  # maximum query fields
 _RETRY_S = 5  # seconds to wait after too many unknown tokens
 _SAFE = ("GET", "HEAD")
 _OWN = "'self'"

@@ -20,8 +20,7 @@ TRUST_S = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
 # Number of threads that check tokens that were valid before. The same number of threads checks other tokens.
 _THREADS = 2
-# Maximum number of different tokens that wait for a check, per client and in total. Tokens that were valid before do
-# not count.
+# Maximum different tokens that wait for a check, per client and in total. Tokens that were valid before do not count.
 _MOST_WAITING_OF_CLIENT, _MOST_WAITING = 4, 32
 
 

@@ -67,7 +67,7 @@ def pairs_of(a: SideCases, b: SideCases, words: WordLookup) -> Pairs:
 
 
 def _find_places(known: Keys, names: Keys) -> Places:
-    """Return the index of each name in ``known``, or -1 for an unknown name."""
+    """Return the index of every name in ``known``, or -1 for an unknown name."""
     if not known.size:
         return np.full(names.size, -1)
     order = np.argsort(known)
@@ -84,7 +84,7 @@ def _decisive_outcomes(side: SideCases, places: Places, names: Keys) -> Keys:
 
 
 def _classify_moves(was: Keys, became: Keys, words: WordLookup) -> npt.NDArray[np.int8]:
-    """Return the kind of change for each pair of outcomes. Each distinct pair is classified once."""
+    """Return the kind of change for every pair of outcomes. Each distinct pair is classified once."""
     _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
     texts = zip(words.of(was[first]), words.of(became[first]), strict=True)
     kinds = np.array([_KINDS.index(move_of(*pair)) for pair in texts], np.int8)

@@ -32,7 +32,7 @@ from hil.errors import UsageError
 
 Places = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
-# Maximum number of samples per side. Comparing them takes 100 MB and a second.
+# Maximum samples per side. Comparing them takes 100 MB and a second.
 MOST_SAMPLES = 500_000
 _FEWER = "compare fewer sessions, or filter by board, model or flow"
 
@@ -80,7 +80,7 @@ class SideCases:
 
     @cached_property
     def _by_case(self) -> tuple[Places, Places]:
-        """Samples sorted by case, and the start of each case."""
+        """Samples sorted by case, and the start of every case."""
         return np.argsort(self.case, kind="stable"), np.append(
             0, np.cumsum(np.bincount(self.case, minlength=self.size))
         )
@@ -112,7 +112,7 @@ def side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLook
 def _read_outputs(
     database: sqlite3.Connection, sessions: Sequence[IndexedSession], parts: Sequence[Columns]
 ) -> tuple[Columns, Places]:
-    """Return the outputs of samples with multiple outputs, and the sample of each output."""
+    """Return the outputs of samples with multiple outputs, and the sample of every output."""
     found, samples, first = [NO_OUTPUTS], [np.empty(0, np.intp)], 0
     for session, part in zip(sessions, parts, strict=True):
         outputs = outputs_of(database, session)
@@ -134,7 +134,7 @@ def failing_words(keys: Keys, words: WordLookup) -> Keys:
 
 
 def _unique_in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
-    """Return the unique names in order of appearance, the first index of each, and the name number at each index.
+    """Return the unique names in order of appearance, the first index of every, and the name number at each index.
 
     Args:
         one: True if all names are unique.
@@ -188,7 +188,7 @@ def gathered(case: Places, size: int, values: Floats) -> NumberValues:
     """Aggregate values by case.
 
     Args:
-        case: index of the case for each value.
+        case: index of the case for every value.
         size: number of cases.
         values: samples of the number.
     """

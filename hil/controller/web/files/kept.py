@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hil.controller.web.text.names import said
 
-# Maximum number of files to list per directory, and to examine.
+# Maximum files to list per directory, and to examine.
 _LISTED, _LOOKED = 200, 5000
 
 

@@ -69,7 +69,7 @@ class Indexer:
         self._writer = writer
         self._roots = roots
         self._folders = [Folders() for _ in roots]
-        # Files of other tools that have the name of a record: (root, id) -> stamp.
+        # Files of other tools that have a record's name: (root, id) -> stamp.
         self._foreign: dict[tuple[int, str], str] = {}
         self._quiet: object = None  # the last scan's result, if it found no changes
         self._others = ""  # index stamp, if a different process writes
@@ -165,7 +165,7 @@ class Indexer:
             self.progress.tell()
 
     def _read_all(self, jobs: Sequence[_Job]) -> bool:
-        """Read sessions; read only one batch of each large session. Commit periodically and at the end.
+        """Read sessions; read only one batch of every large session. Commit periodically and at the end.
 
         Return False if sessions have unread lines, or the indexer stops.
         """

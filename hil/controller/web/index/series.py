@@ -23,7 +23,7 @@ from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-# Maximum number of samples to show and judge, newest first.
+# Maximum samples to show and judge, newest first.
 MOST_SAMPLES = 2000
 _LOG_MOST = 709.0
 # Number of samples to compare on each side of a change. Three later samples are enough for an interval.

@@ -168,7 +168,7 @@ def _session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
 
 
 def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return the possible values of each filter."""
+    """Return the possible values of every filter."""
     found: dict[str, list[str]] = {}
     for name, column in _EQUAL.items():
         rows = database.execute(f"select distinct {column} from sessions where {column} != '' order by 1 limit 500")

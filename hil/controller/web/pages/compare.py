@@ -16,7 +16,7 @@ from hil.controller.web.text.requests import asked, number_of, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()
-# Maximum number of sessions in the form. Users can select other sessions in the list of sessions.
+# Maximum sessions in the form. Users can select other sessions in the list of sessions.
 _OFFERED = 100
 
 

@@ -18,7 +18,7 @@ _MOST_ASKED = 50
 
 @router.get("/events")
 async def events(request: Request) -> StreamingResponse:
-    """Send a ``changed`` event with the generation after each index change."""
+    """Send a ``changed`` event with the generation after every index change."""
     progress = site_of(request).progress
     return told_of("changed", request, lambda: progress.generation, lambda: False)
 

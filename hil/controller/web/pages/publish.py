@@ -20,8 +20,8 @@ from hil.controller.web.text.names import said
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")
-# Maximum number of concurrent requests in memory. A request is at most as large as a piece. A single client cannot use
-# all slots, because :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests per client.
+# Maximum concurrent requests in memory. A request is at most as large as a piece. A single client cannot use all slots,
+# because :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests per client.
 AT_A_TIME = 16
 # Number of threads for uploads. These threads wait for each other's writes, so they are separate from the threads of
 # pages.

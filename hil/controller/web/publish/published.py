@@ -37,8 +37,8 @@ PUBLISHED = "published"
 MOST_BYTES = 64 << 30
 # Seconds before incomplete uploads and unused blobs are deleted.
 KEEP_S = 24 * 3600.0
-# Maximum number of incomplete uploads. At the limit, a new upload replaces the upload that has received no data for the
-# longest time.
+# Maximum incomplete uploads. At the limit, a new upload replaces the upload that has received no data for the longest
+# time.
 _MOST_PARTIAL = 256
 # Minimum seconds between recounts after a request does not fit.
 _COUNT_S = 5.0
@@ -209,7 +209,7 @@ class PublishedStore:
         except FileExistsError as error:  # a file system that ignores case or normalizes names
             raise Refused(400, f"duplicate file name {one.name!r} on the server's file system") from error
         except OSError as error:
-            if error.errno == errno.EMLINK:  # the blob has the maximum number of links: continue with a copy
+            if error.errno == errno.EMLINK:  # the blob has too many links: continue with a copy
                 fresh = self._own / "staging" / secrets.token_hex(8)
                 self._copy_blob(one, fresh)
                 fresh.replace(blob)

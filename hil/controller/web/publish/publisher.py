@@ -28,7 +28,7 @@ from hil.controller.web.readers import RECORDS
 from hil.core.files import digest_file, open_file, within
 from hil.errors import FarmUnreachable, UsageError
 
-# Maximum number of responses without progress per file, and of sent bytes per byte of the file.
+# Maximum responses without progress per file, and maximum bytes to send per byte in the file.
 _MAX_STALLS = 5
 _MAX_SENT = 2
 _MAX_NAME = 2000

@@ -27,7 +27,7 @@ from hil.errors import FarmUnreachable, UsageError
 C = TypeVar("C", bound="WebClient")
 # Timeouts in seconds: connecting to all addresses of a host, sending a request, reading the whole response.
 _CONNECT_S, _SEND_S, _ANSWER_S = 10.0, 120.0, 120.0
-# Maximum number of attempts, and backoff, for requests with connection errors.
+# Maximum attempts, and backoff, for requests with connection errors.
 _TRIES = 5
 _WAIT = tenacity.wait_exponential(0.2, max=5)
 _MAX_ANSWER = 4 << 20

@@ -17,7 +17,7 @@ _QUIET = ("", "PASS", "SKIP")
 
 
 def findings(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield the name and operator of each layer and of the whole model, with the decisive finding.
+    """Yield the name and operator of every layer and of the whole model, with the decisive finding.
 
     The decisive finding is the finding for the isolated layer. If the isolated layer passed, the finding within the
     whole model decides.
@@ -36,7 +36,7 @@ def model_digest(document: Mapping[str, Any]) -> str:
 
 
 def read_bisect(session_id: str, document: Mapping[str, Any]) -> Found:
-    """Read a bisection: a case per layer, and a case for each run of the whole model."""
+    """Read a bisection: a case per layer, and a case for every run of the whole model."""
     board, runtime, flow = (text(document.get(name)) for name in ("board", "runtime", "flow"))
     file = PurePosixPath(text(document.get("model"))).name
     model = file.removesuffix(".onnx")  # the model's name in runs and suites
@@ -82,7 +82,7 @@ def row_name(row: Mapping[str, Any]) -> str:
 
 
 def read_study(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
-    """Read a study: a case for each experiment and compiler."""
+    """Read a study: a case for every experiment and compiler."""
     rows = mappings(document.get("rows"))
     board = text(mapping(document.get("board")).get("name"))
     cases = []

@@ -14,7 +14,7 @@ from hil.controller.records.generation import StoredCacheMap, StoredGeneration, 
 from hil.core.steps import TokenPlaces
 from hil.errors import UsageError
 
-# Maximum number of rows of the table.
+# Maximum table rows.
 _MAX_ROWS = 500
 # Width and height of a chart in SVG units.
 WIDTH, HEIGHT = 1000, 160

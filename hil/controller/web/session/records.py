@@ -36,7 +36,7 @@ from hil.errors import UsageError
 R = TypeVar("R")
 # Maximum characters of a record to show as JSON.
 _SHOWN_CHARS = 200_000
-# Maximum number of outputs, attempts and similar entries of a case.
+# Maximum outputs, attempts and similar entries of a case.
 _ROWS = 500
 
 
@@ -50,7 +50,7 @@ class TensorFile:
     dtype: str = ""  # hil's dtype, since .npy does not support all of them; "" uses the file's dtype
 
 
-# Maximum number of references to look for.
+# Maximum references to look for.
 _REFERENCES = 10
 # Directory with reference outputs of the original model, before the flow changes the model.
 PLAIN_REFERENCES = "plain_references"

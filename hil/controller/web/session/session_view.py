@@ -22,7 +22,7 @@ from hil.controller.web.text.names import command_text
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
 
-# Maximum number of missing cases to list, and of planned cases to check.
+# Maximum missing cases to list, and maximum planned cases to check.
 _NAMED, _ASKED = 50, 20_000
 _RECORDS = {
     "suite": HEAD,

@@ -22,9 +22,9 @@ from hil.errors import UsageError
 # Maximum and default number of sessions per side. A filter selects the newest sessions.
 MOST_SESSIONS = 50
 USUAL_SESSIONS = 10
-# Filters for a side, in the order of the form.
+# Filters for a side, in the form's order.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
-# Filters that also select cases, since the cases of a session may have different boards.
+# Filters that also select cases, since a session's cases may have different boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 
 

@@ -101,7 +101,7 @@ def _other_comparisons(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[
 
 
 def _pair_references(outputs: Sequence[TensorFile], references: Sequence[TensorFile]) -> list[TensorFile | None]:
-    """Return the reference of each output, by name if all names match, otherwise by position, as hil compares them."""
+    """Return the reference of every output, by name if all names match, otherwise by position, as hil compares them."""
     if len(outputs) != len(references):
         return [next((one for one in references if one.name == output.name), None) for output in outputs]
     names = {one.name: one for one in references}

@@ -81,7 +81,7 @@ class TensorView:
 
     @cached_property
     def types(self) -> list[str]:
-        """Dtype and shape of each tensor."""
+        """Dtype and shape of every tensor."""
         return [type_text(dtype_name(one.dtype), one.shape) for one in self.arrays]
 
     @property
@@ -134,7 +134,7 @@ class TensorView:
         return self.query.window(self.plane)
 
     def places(self) -> list[tuple[Plane, Window]]:
-        """Return the plane and window of each tensor.
+        """Return the plane and window of every tensor.
 
         A tensor with another shape is shown whole, up to the size limit.
         """
@@ -148,7 +148,7 @@ class TensorView:
         return found
 
     def _drawn_places(self) -> list[tuple[int, tuple[Plane, Window]]]:
-        """Return the index and place of each tensor with elements. With different shapes, one tensor may be empty."""
+        """Return the index and place of every tensor with elements. With different shapes, one tensor may be empty."""
         return [(at, place) for at, place in enumerate(self.places()) if place[0].elements]
 
     def later(self, part: str) -> bool:

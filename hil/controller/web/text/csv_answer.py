@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.suites.reports.tables import csv_text
 
-# Number of rows per chunk, and maximum number of rows per table.
+# Number of rows per chunk, and maximum rows per table.
 AT_A_TIME = 2_000
 MOST_ROWS = 200_000
 Rows = Sequence[Sequence[Any]]

@@ -242,7 +242,7 @@ class _Cases:
             yield self._complete(method, case, signature, model)
 
     def _read_calls(self, signature: Signature, model: Model, generate: Path) -> Iterator[MethodTestCase]:
-        """Yield a case for each call of a decoder, for all prompts of a specification."""
+        """Yield a case for every call of a decoder, for all prompts of a specification."""
         spec = read_spec(generate)
         if spec.reference:
             raise UsageError(

@@ -51,7 +51,7 @@ def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]
 def import_methods(
     path: Path, functions: Sequence[str], context: RunContext, *, only_main: bool = False, **settings: Any
 ) -> tuple[list[Model], list[str]]:
-    """Import a model once per entry point. Also return a line of text for each unsupported entry point.
+    """Import a model once per entry point. Also return a line of text for every unsupported entry point.
 
     Args:
         functions: the entry points; empty for all entry points of the program.

@@ -266,7 +266,7 @@ def _digest_files(paths: Sequence[Path]) -> str:
 
 
 def _choose_values(values: Mapping[str, Any], specs: Sequence[TensorSpec], where: str) -> list[Any]:
-    """Return the value for each input by name. For a single input and a single value, names may differ."""
+    """Return the value for every input by name. For a single input and a single value, names may differ."""
     if len(specs) == 1 and len(values) == 1:
         return list(values.values())
     for spec in specs:

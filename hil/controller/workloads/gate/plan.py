@@ -1,4 +1,4 @@
-"""Choose the measurements to judge: for each series, one of the commit and one of the baseline."""
+"""Choose the measurements to judge: for every series, one of the commit and one of the baseline."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan_gate(
     """Choose the measurements of a commit, and the measurements of the baseline branch for the comparison.
 
     Args:
-        commit: commit or its first digits; "" judges the newest measurement of each series.
+        commit: commit or its first digits; "" judges the newest measurement of every series.
         min_effect: smallest relative change to detect.
         ancestors: the commit and its ancestors; None if unknown. Only measurements of these commits are used as a
             baseline, so that changes outside the branch do not count, and another branch of the same name is not used.

@@ -31,7 +31,7 @@ from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, HilError, UsageError
 
-# Maximum number of rounds. If the verdict is still unclear, the noise of the board hides the effect.
+# Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
 _KINDS = ("run", "bench")
 _STAGES = 100
@@ -64,7 +64,7 @@ class Remeasurer:
         Args:
             budget_s: maximum board time; the current round is completed.
             known: log ratios of rounds that an interrupted gate measured.
-            keep_round: called with the log ratio of each new round.
+            keep_round: called with the log ratio of every new round.
         """
         again = Remeasurement(budget_s=budget_s)
         self.screen.begin(case.new.case, _STAGES)

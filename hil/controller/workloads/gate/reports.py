@@ -18,7 +18,7 @@ from hil.core import own_version
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _COMMIT = 9
-# Maximum number of rows in Markdown, because a comment on GitHub has at most 65,536 characters.
+# Maximum rows in Markdown, because a comment on GitHub has at most 65,536 characters.
 _ROWS_MOST = 100
 _DETAILS_MOST = 20
 # Verdict -> explanation, for the rules in SARIF and for readers of reports.

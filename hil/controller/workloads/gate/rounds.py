@@ -1,4 +1,4 @@
-"""File with the measured rounds of a gate, written after each round."""
+"""File with the measured rounds of a gate, written after every round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import storing
 
 ROUNDS = "rounds.csv"
-# Number of earlier gates from which the noise of a board is estimated.
+# Number of earlier gates from which a board's noise is estimated.
 _GATES_MOST = 20
 
 
@@ -50,7 +50,7 @@ class RoundsFile:
                 file.write(line.getvalue())
 
     def read(self) -> dict[RoundsKey, list[float]]:
-        """Return the log ratios of each measurement. Incomplete lines are ignored."""
+        """Return the log ratios of every measurement. Incomplete lines are ignored."""
         return _read(self.folder / ROUNDS)
 
     def find_earlier(self, board: str) -> Iterator[list[float]]:

@@ -36,7 +36,7 @@ from hil.core.files import read_file
 from hil.errors import UsageError, one_of
 
 MAX_BYTES = 256 << 20
-# Limits for the time of an iteration in ns: a picosecond and a year. Other times are not measurements.
+# Limits for an iteration's time in ns: a picosecond and a year. Other times are not measurements.
 _LEAST_NS, _MOST_NS = 1e-3, 3.2e16
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 # Polygraphy adds a number and the date to names of runners: onnxrt-runner-N0-11/30/26-04:28:45.

@@ -51,6 +51,6 @@ def shorten_model(path: str) -> str:
     """
     here = Path.cwd()
     root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    # Do not resolve symbolic links: the target of a link may be outside of the repository.
+    # Do not resolve symbolic links: the target of a link may be outside the repository.
     full = Path(os.path.normpath(here / path))
     return full.relative_to(root).as_posix() if full.is_relative_to(root) else PurePosixPath(path).name

@@ -23,8 +23,8 @@ def write_base(
         folding: whether to replace nodes that compute constants by the constants.
 
     Returns:
-        ``parts``: node numbers of each part that cannot be split, in topological order; ``nodes``: number of
-        nodes of the given model.
+        ``parts``: node numbers of every part that cannot be split, in topological order; ``nodes``: number of nodes of
+        the given model.
     """
     graph = FoldedGraph(Path(path), dims, observed, folding=folding)
     numbers = graph.with_constants(graph.live)
@@ -41,7 +41,7 @@ def write_part(base: str, numbers: Sequence[int], folder: str) -> dict[str, Any]
     uses.
 
     Returns:
-        ``inputs``: [name, dtype, shape] of each input; empty if an input or output is not a tensor;
+        ``inputs``: [name, dtype, shape] of every input; empty if an input or output is not a tensor;
         ``nodes``: number of nodes, including nodes that compute constants.
     """
     graph = FoldedGraph(Path(base), {}, {}, folding=False)

@@ -59,7 +59,7 @@ def _list_operators(operators: Sequence[str]) -> str:
 
 
 def _compare_outputs(case: Case) -> list[str]:
-    """Return a table with the first elements that differ, for each wrong output."""
+    """Return a table with the first elements that differ, for every wrong output."""
     if case.outcome not in (Outcome.FAIL, Outcome.UNSTABLE) or case.result is None or not case.verdicts:
         return []
     lines = ["## Expected and actual outputs", ""]

@@ -21,10 +21,10 @@ from hil.formats.ort_values import ONNX_TYPES
 
 # Constants with more elements are replaced by random values.
 _SMALL_ELEMENTS = 16
-# Integer constants with at most this number of elements may contain a size, such as the shape parameter of Reshape.
+# Integer constants with at most this many elements may contain a size, such as the shape parameter of Reshape.
 _SHAPE_ELEMENTS = 8
 _SIZES = (1, 2, 8)
-# Maximum number of constants to replace one by one, if they cannot all be replaced together.
+# Maximum constants to replace one by one, if they cannot all be replaced together.
 _CONSTANTS = 8
 # Matches a long list of values in a model's text; the group is the start to keep.
 _LONG_LIST = re.compile(r"(\{[^{}]{60})[^{}]*(?=\})")

@@ -25,7 +25,7 @@ from hil.core.tensors import Array
 from hil.errors import HilError, NotRun, StorageError, UsageError
 
 RECORD = "reduce.json"
-# Maximum number of attempts for a run that ends with a board error.
+# Maximum attempts for a run that ends with a board error.
 _ATTEMPTS = 3
 # An SQNR in dB below these limits is not caused by rounding. The first limit is for float32 and float64, the second for
 # other types.

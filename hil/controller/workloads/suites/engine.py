@@ -40,7 +40,7 @@ from hil.core.results import Outcome, Stage
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnfit, BoardUnreachable, FarmError, SessionEnded
 
-# Maximum number of attempts after a lost board, because the case itself may crash the boards.
+# Maximum attempts after a lost board, because the case itself may crash the boards.
 _TRIES = 3
 # Number of consecutive ``BOARD_UNFIT`` cases after which a board is dropped. A single such case may be too large for
 # any board.

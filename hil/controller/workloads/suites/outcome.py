@@ -74,7 +74,7 @@ def record_of(
 
 
 def list_directories(case: Case, run: SuiteDirectory) -> dict[str, str]:
-    """Return the directories that the case wrote outside of its own directory, by kind."""
+    """Return the directories that the case wrote outside its own directory, by kind."""
     folders = {f"{one.kind} profile": Path(one.folder) for one in case.profiles}
     if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
         folders = {"ir": ir, **folders}

@@ -138,7 +138,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         "compile_flags": (*flow.compile_flags, *settings.compile_flags),
     }
     for name in ("rtol", "atol"):
-        # The user's tolerance overrides the tolerance of the flow, which overrides the tolerance of the case.
+        # The user's tolerance overrides the flow's tolerance, which overrides the case's tolerance.
         given = [getattr(one, name) for one in (settings, flow, data)]
         chosen[name] = next((one for one in given if one is not None), None)
     if data.generate is not None:  # judged by a reference in the board's arithmetic
@@ -198,7 +198,7 @@ def prepared(
                 for future in iterate_completed(begun):
                     if isinstance(found := future.result(), Task):
                         yield found
-                # Keep the order of the suite, so that every run compiles the same groups.
+                # Keep the suite's order, so that every run compiles the same groups.
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
@@ -238,7 +238,7 @@ def _compile_groups(
 ) -> dict[tuple[str, tuple[str, ...]], float]:
     """Compile small models in groups.
 
-    Returns the share of the compile time in seconds for each newly compiled model, by group key.
+    Returns the share of the compile time in seconds for every newly compiled model, by group key.
     """
     if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
         return {}

@@ -38,7 +38,7 @@ SCHEMA = 2
 _DEPTH = 4
 # Programs stay loaded for the whole trace, because they may have internal state.
 MOST_LOADED = 1 << 20
-# Maximum number of values of an array in logs. Larger arrays are abbreviated.
+# Logs abbreviate arrays with more values than this.
 _SHOWN = 16
 
 

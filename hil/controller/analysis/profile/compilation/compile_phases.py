@@ -1,4 +1,4 @@
-"""Run IREE's compiler phase by phase through its library, with a report on the passes of each phase.
+"""Run IREE's compiler phase by phase through its library, with a report on the passes of every phase.
 
 This is a separate program (``python -m hil...compilation.compile_phases SOURCE OUT REPORTS FLAG...``), because the
 library accepts flags only once per process. The module stays in memory between phases, as in iree-compile. Every phase

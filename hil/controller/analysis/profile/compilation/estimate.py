@@ -33,7 +33,7 @@ _VERSION = 2
 Shapes = Sequence[Any]  # each shape is a sequence of sizes, or None if unknown
 Count = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
 
-# Operators whose output shares the memory of an input. They neither compute nor move data.
+# Operators whose output shares an input's memory. They neither compute nor move data.
 VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Shape Size Constant".split())
 # Operators that read only as many bytes of the first input as they write.
 PICKING = frozenset("Gather GatherElements GatherND Slice Split".split())

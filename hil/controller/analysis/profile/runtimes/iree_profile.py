@@ -106,10 +106,10 @@ class IreeEvents:
                 )
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
-        """Return the dispatch names of each submission per iteration, in order.
+        """Return the dispatch names of every submission per iteration, in order.
 
         Returns:
-            The distinct lists, usually a single list, and for each iteration the index of its list.
+            The distinct lists, usually a single list, and for every iteration the index of its list.
         """
         rows = mapped_rows(self.folder / EVENTS, EVENT)
         own = np.flatnonzero((self.iteration >= 0) & (self.ordinal >= 0))
@@ -203,7 +203,7 @@ def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
 
 
 def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
-    """Return the index of each event among the dispatches of its submission, int64 [events]; -1 for other events."""
+    """Return the index of every event among the dispatches of its submission, int64 [events]; -1 for other events."""
     own = np.flatnonzero(rows["op"] == dispatch)
     # The sort is stable: without known commands, the order of the file remains, which is the execution order.
     own = own[np.lexsort((rows["command"][own], rows["submission"][own], rows["queue"][own]))]
@@ -213,7 +213,7 @@ def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
 
 
 def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each event's submission number, int64 [events], and each submission's kind, int64 [submissions]."""
+    """Return every event's submission number, int64 [events], and each submission's kind, int64 [submissions]."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)
@@ -225,7 +225,7 @@ def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDA
 
 
 def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of each submission within its iteration, int64 [submissions]."""
+    """Return the index of every submission within its iteration, int64 [submissions]."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
     within[order] = _count_preceding(per_submission[order])
@@ -250,7 +250,7 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     number is unknown, an iteration is the shortest sequence whose repetition gives all submissions.
 
     Returns:
-        The iteration of each submission, int64 [submissions], with :data:`SETUP` before the first run; and a note on
+        The iteration of every submission, int64 [submissions], with :data:`SETUP` before the first run; and a note on
         uncertain data, or "".
     """
     count = len(kinds)

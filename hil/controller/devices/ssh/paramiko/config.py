@@ -225,7 +225,7 @@ def match_wildcards(pattern: str, text: str) -> bool:
     The time is at most proportional to the product of both lengths. A regular expression can take exponential time.
     """
     at = place = 0  # positions in the text and in the pattern
-    star, end = -1, 0  # position of the last ``*``, and the end of the text that it matches
+    star, end = -1, 0  # position of the last ``*``, and end of the text that it matches
     while at < len(text):
         char = pattern[place : place + 1]
         if char == "*":

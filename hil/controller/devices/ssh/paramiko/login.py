@@ -235,7 +235,7 @@ class Login:
         return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
     def _methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
-        """Yield SSH's name of each method with a function that prepares it. Preparing may prompt the user."""
+        """Yield SSH's name of every method with a function that prepares it. Preparing may prompt the user."""
         agent = KeyAgent()
         self._agent_fault = agent.fault
         try:

@@ -245,7 +245,7 @@ _MOST_JOBS = 100_000
 # Poll interval, in case a notification is lost.
 _LOOK_S = 5.0
 _GATHER_S, _LATE_S = 0.05, 0.2
-# If at most this number of jobs changed, read each job separately. Otherwise, read whole submissions.
+# If at most this many jobs changed, read each job separately. Otherwise, read whole submissions.
 _FEW = 16
 
 

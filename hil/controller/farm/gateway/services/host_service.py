@@ -26,9 +26,9 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
-# Maximum number of cases per message. Hosts send fewer.
+# Maximum cases per message. Hosts send fewer.
 _MOST_CASES = 2000
-# Maximum number of messages that wait for a worker to read them.
+# Maximum messages that wait for a worker to read them.
 _MOST_UNREAD = 10_000
 
 

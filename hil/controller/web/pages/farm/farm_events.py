@@ -22,11 +22,11 @@ from hil.core.text import visible
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
-# Maximum number of logs that are followed at the same time, in total and per user.
+# Maximum logs that are followed at the same time, in total and per user.
 _MOST_FOLLOWED, _MOST_OF_USER = 50, 10
 # Threads that read followed logs, so that a slow farm does not delay pages.
 _LOG_THREADS = 4
-# Maximum number of characters to show as text, from the end of a log.
+# Maximum characters to show as text, from the end of a log.
 _LOG_CHARS = 256 << 10
 _NUMBER_DIGITS = 18
 _MOST_PARTS = 1000
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 @router.get("/farm/events")
 async def farm_events(request: Request) -> StreamingResponse:
-    """Send a ``farm`` event after each farm event, connect and disconnect."""
+    """Send a ``farm`` event after every farm event, connect and disconnect."""
     link = view_of(request).link
     return told_of("farm", request, lambda: link.generation, lambda: link.over)
 
 
 @router.get("/job/log")
 async def job_log(request: Request) -> Response:
-    """Stream a job's log from the start to the job's end, with an event for each piece."""
+    """Stream a job's log from the start to the job's end, with an event for every piece."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
     if refusal := _check_limits(farm.visitor.user):

@@ -2,7 +2,7 @@
 
 A wrong program never passes, so a single pass proves that a commit is good. A single failure proves nothing: the board
 may have caused it. A commit is bad only after so many failures that board faults are an unlikely cause, given the share
-of runs with board faults so far. After each failure, the good program runs for comparison.
+of runs with board faults so far. After every failure, the good program runs for comparison.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FaultRate:
         self.faults += faults
 
     def excludes_faults(self, failures: int) -> bool:
-        """Return whether board faults are an unlikely cause for this number of failures in a row.
+        """Return whether board faults are an unlikely cause for this many failures in a row.
 
         The prior distribution of the share is uniform (Laplace's rule of succession).
         """

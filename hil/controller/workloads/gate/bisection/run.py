@@ -1,6 +1,6 @@
 """Search the commits of all suspects together, so that the suspects share builds.
 
-The result of each test is stored at once.
+The result of every test is stored at once.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ class CommitBisector:
     rounds: RoundsFile
 
     def run(self, suspects: Suspects, save: Callable[[], None]) -> None:
-        """Set the cause of each verdict.
+        """Set the cause of every verdict.
 
         Args:
             suspects: cases with verdicts of :data:`SEARCHED`.
-            save: called after each cause.
+            save: called after every cause.
         """
         log = TrialLog(self.folder)
         searches = []
@@ -174,7 +174,7 @@ class CommitBisector:
         return found
 
     def _test(self, tree: CommitTree, commit: str, searches: Sequence[_SuspectSearch], log: TrialLog) -> None:
-        """Build a commit once, and test it for each suspect."""
+        """Build a commit once, and test it for every suspect."""
         screen, title = self.measurer.screen, f"commit {commit[:_SHORT]}"
         folder = self.folder / "commits" / commit[:12]
         with storing(folder):

@@ -86,7 +86,7 @@ class CommitTester:
         Args:
             folder: directory for logs.
             known: log ratios of rounds that an interrupted gate measured with this commit.
-            keep_round: called with the log ratio of each new round.
+            keep_round: called with the log ratio of every new round.
         """
         try:
             return self._decide(_CommitProgram(self, tree, folder), known, keep_round)

@@ -120,7 +120,7 @@ def sized_models(
 ) -> list[SuiteModel]:
     """Return the models with the sizes of their dimensions.
 
-    A range gives a model for each size that :func:`.sweep` selects.
+    A range gives a model for every size that :func:`.sweep` selects.
 
     The project file's sizes for a model override the file's sizes for all models. Of the models for a range, only the
     largest has layers. Models for a range do not use tensors from the model's files.

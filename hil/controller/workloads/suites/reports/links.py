@@ -25,8 +25,7 @@ from hil.core.npy import load_npy
 from hil.errors import HilError
 
 PICTURE = "difference.png"
-# Maximum number of pictures per run, and maximum size of a picture's tensors in bytes. A picture takes half a second
-# and 100 KB.
+# Maximum pictures per run, and maximum bytes in a picture's tensors. A picture takes half a second and 100 KB.
 _PICTURES, _LARGEST = 20, 256 << 20
 
 
