@@ -68,7 +68,7 @@ def find_steps(values: Sequence[float] | Floats, *, least: float) -> list[int]:
     series = np.asarray(values, np.float64)
     if series.size < LEAST_SAMPLES or not np.isfinite(series).all():
         return []
-    # Use a minimum for the noise, because a constant series has no noise. Steps below ``least`` are not reported
+    # Use a minimum for the noise, because a constant series is free from noise. Steps below ``least`` are not reported
     # anyway.
     sigma = max(noise_of(series), least / 10)
     drawn = _clip_outliers(series, sigma)

@@ -156,7 +156,7 @@ class Board:
             self._link.renew()
         self.client = make_client(self._link, self.name)
         self.client.payload_bytes_sent = sent
-        # Read the board's state again. Earlier changes do not matter, because no program has run.
+        # Read the board's state again. Earlier changes do not matter, because programs have not run yet.
         self.info = self._describe()
         self._ours = False
         self._clock = BoardClock()

@@ -87,7 +87,8 @@ _FIRMWARE_BITS = {
     3: "soft temperature limit reached",
 }
 _JUMP_S = 1.0
-# Ends of the names of readings with a text as value. All other readings that are compared are numbers.
+# If a reading's name ends with one of these texts, the value is a text. All other readings that hil compares are
+# numbers.
 _IN_WORDS = ("firmware throttling", " governor")
 
 

@@ -28,7 +28,7 @@ from hil.core.text import numbered
 T = TypeVar("T")
 
 _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
-# Key for the length of a prompt among the names of dimensions. The name of a dimension never contains a space.
+# Key for a prompt's length among the names of dimensions, which never contain a space.
 _LENGTH = "prompt tokens"
 
 

@@ -200,7 +200,7 @@ class _TrialRunner:
         runner = Runner(self.context, sink=ProgressSink(watch), lasting=self.keep)
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
-        # Release the memory of judged cases, because there may be hundreds of layers.
+        # Free judged cases, because there may be hundreds of layers.
         trials.clear()
         try:
             for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):

@@ -173,7 +173,7 @@ _ROOMY = 110
 # Minimum width of a layer's name. If there is not enough space, columns with numbers are dropped first.
 _NAME_LEAST = 14
 _NUMBERS = {"max abs": 8, "SQNR dB": 7}
-# Width of output that is not printed to a terminal, and needs no wrapping.
+# Width for output to a file or a pipe, which is not wrapped.
 _UNBOUNDED = 1000
 
 

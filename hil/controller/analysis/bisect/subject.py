@@ -150,7 +150,7 @@ class BisectSubject:
     layers: tuple[Layer, ...]  # layers of ``model``, in topological order
     twins: tuple[Layer, ...]  # layers of ``compiled``, in the same order as ``layers``
     activations: Activations
-    # Names of tensors that depend on random numbers, and so differ in every run of the whole model.
+    # Tensors that depend on random numbers, and so differ in every run.
     by_chance: frozenset[str]
     changed: Mapping[str, str]  # layer -> reason why its results differ from the model's
 
@@ -214,7 +214,7 @@ def open_subject(
         **settings,
     )
     for name in computed.outputs:
-        # Reject a tolerance that is so large that no output could exceed it.
+        # Reject a tolerance that outputs could never exceed.
         dtype = dtype_name(computed[name].dtype)
         tolerance, scale = fitted((dtype, dtype), computed[name], options.rtol, options.atol)
         refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)

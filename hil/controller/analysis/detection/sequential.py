@@ -35,7 +35,7 @@ Direction: TypeAlias = Literal["slower", "faster", "both"]
 DEFAULT_MIN_EFFECT = 0.02
 # Probability of a wrong "regressed" or "improved" per decision: 1 % for a series of 520 decisions.
 FALSE_ALARM = 0.01 / 520
-# Probability of the verdict "no change" for a change of the smallest effect.
+# Probability of the verdict "no change" although the smallest effect exists.
 MISS = 0.02
 # Minimum rounds to estimate the variance.
 LEAST_ROUNDS = 4

@@ -25,7 +25,7 @@ _BASELINE_MOST = 100
 _BASELINE_LEAST = 8
 # Limit of the p-value for a faster level. A faster level is not urgent, so several runs may be needed to find it.
 _FASTER_P = 0.01
-# Number of runs after a measurement of drift before drift can become a suspect again.
+# After a drift measurement, drift can become a suspect again only after this many runs.
 _DRIFT_PAUSE = 26
 _DRIFT_LEAST = 30
 # Share of the smallest effect that an estimated drift must exceed. The share is below 1, because the estimate has
@@ -56,7 +56,7 @@ class Suspect:
     baseline: int  # run with the older program
     newest: int  # run with the newer program, the last run that is not a board error
     ratio: float | None  # estimated new value divided by old value; None for outcomes
-    p_value: float | None  # probability of a change of this size by chance; None for outcomes
+    p_value: float | None  # probability of such a change by chance; None for outcomes
 
 
 def find_suspects(

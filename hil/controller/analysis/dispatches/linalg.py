@@ -26,8 +26,8 @@ from hil.controller.analysis.dispatches.scalars import (
 )
 from hil.core.tensors import Array
 
-# Limits for one operation: number of scalar operations, and steps of the loop over reductions. Each limit corresponds
-# to about ten seconds.
+# Limits for one operation: scalar operations, and steps in the loop over reductions. Each limit corresponds to about
+# ten seconds.
 _MOST_WORK = 1 << 30
 _MOST_STEPS = 1 << 18
 _BINDING = re.compile(r"dispatch\.tensor<(?P<access>readonly|readwrite|writeonly):(?P<kind>.*)>$")

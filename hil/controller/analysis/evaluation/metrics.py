@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 from hil.errors import UsageError, did_you_mean
 
 Weights = npt.NDArray[np.float64]
-# Returns the score of all samples together. The argument contains the weight of each sample, float64 [samples].
+# Returns the total score. The argument contains a weight per sample, float64 [samples].
 Scorer = Callable[[Weights], float]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")

@@ -28,8 +28,8 @@ class NodeValue:
     case: str = ""  # name of the layer's case in the session
     outputs: tuple[str, ...] = ()  # the compared tensors
     together: int = 1  # number of nodes that share this error
-    # ops: names of operations that computed the node. timed_with: number of nodes that share the time; for several
-    # operations, the largest number.
+    # ops: operations that computed the node. timed_with: number of nodes that share the time; for several operations,
+    # the largest number.
     ops: tuple[str, ...] = ()
     timed_with: int = 0
 

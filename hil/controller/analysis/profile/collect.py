@@ -36,7 +36,7 @@ IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
-# Track of a compilation's trace with a slice per operation. The lengths of slices are shares of the estimated time.
+# Track of a compilation's trace with a slice per operation. A slice's length is its share of the estimated time.
 _ESTIMATED = "operations by estimated time"
 
 Made = TypeVar("Made")

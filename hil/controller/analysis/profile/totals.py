@@ -120,7 +120,7 @@ class _Group:
         self.times = array("q")
         self.runs: dict[int, int] = defaultdict(int)
         self._tile_time = self._tiled = 0
-        # None if any row has no estimate.
+        # None if any estimate is missing.
         self._flops: int | None = 0
         self._bytes: int | None = 0
         self._bounds: set[str] = set()

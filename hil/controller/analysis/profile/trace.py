@@ -274,7 +274,7 @@ class BoardTracks:
         self._by_type: int | None = None
         if 0 < len(profile.rows) <= BY_TYPE_LIMIT:
             self._by_type = trace.track(process, "operations by type", _BY_TYPE)
-        # Heap of open slices: end, track, and number of threads in thousandths.
+        # Heap with open slices: end, track, and threads in thousandths.
         self._open: list[tuple[int, int, int]] = []
         self._slice_end = functools.lru_cache(256)(stream.slice_end)
         self._threads: int | None = None  # the counter's track

@@ -130,8 +130,8 @@ class Stream:
         """Set a counter's value from this time on."""
         self.put(at, self._encode_event(type="TYPE_COUNTER", track_uuid=track, double_counter_value=value))
 
-    # The methods below are for large numbers of events. They return serialised parts of a TrackEvent. Concatenate the
-    # parts, and pass the result to put().
+    # The methods below are for many events. They return serialised TrackEvent parts. Concatenate the parts, and pass
+    # the result to put().
 
     def slice(self, track: int, name: str, category: str, args: Mapping[str, Argument]) -> bytes:
         """Serialise a slice start."""

@@ -154,8 +154,8 @@ def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Meas
 
         def excess(x: Array, y: Array, apart: Floats) -> Floats:
             limit = tolerance.atol + tolerance.rtol * np.abs(reals(y))
-            # Outside of the tolerance, by hil's comparison: the excess. Within the tolerance: minus the unused share of
-            # the tolerance, below 0.
+            # Outside the tolerance, by hil's comparison: the excess. Within the tolerance: minus the unused share,
+            # below 0.
             return np.where(apart > limit, apart - limit, apart / limit - 1.0)
 
         return excess

@@ -49,7 +49,7 @@ _ANSWERS_MOST = 1000
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
-# Maximum length in characters of the owner and the purpose of the session that uses a board.
+# Maximum characters in the owner and in the purpose of a session.
 _HOLDER_CHARACTERS = 200
 _TTL_MOST_S = 3600.0
 # gRPC metadata values allow only these characters.
@@ -216,7 +216,7 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     if not starts == ends == iterations:
         raise broken(f"expected {iterations} iterations, got {starts} start and {ends} end times")
     heads = tuple([_head(tensor) for tensor in done.outputs])
-    # Cache the checks, because consecutive calls of a program usually have outputs of the same shapes.
+    # Cache the checks, because consecutive calls usually have outputs with the same shapes.
     check = _check_outputs if len(heads) <= _KEPT_OUTPUTS else _check_outputs.__wrapped__
     check(heads, None if names is None else tuple(names), most)
     if done.HasField("placement"):

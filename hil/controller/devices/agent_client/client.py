@@ -37,7 +37,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 _CALL_S = 60.0
 # Seconds to wait for the response after a request's timeout. After this time, hil considers the agent lost.
 _GRACE_S = 15.0
-# Write speed of the slowest supported disk of a board.
+# Write speed of the slowest supported disk.
 _SLOWEST_DISK_BYTES_S = 2_000_000
 _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]

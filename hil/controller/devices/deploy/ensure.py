@@ -45,7 +45,7 @@ _BASE_S = 180.0
 _TEXTS = ("status", "socket", "why", "log")
 _SLOWEST_BYTES_S = 50_000
 # Program that reads and runs the script, and leaves the rest of stdin unread. It is short, because small SSH servers
-# limit the length of commands.
+# limit command lengths.
 _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_side.py', 'exec'), {{'__name__': '__main__'}})"
 )

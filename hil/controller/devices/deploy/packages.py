@@ -45,7 +45,7 @@ _LEFT_OUT_ALWAYS = (
     *("*.data/scripts/*", "*.data/headers/*", "*.data/data/*"),
     *("*.dist-info/RECORD", "*.dist-info/sboms/*"),
 )
-# Increment this number after a change of these rules or of the package format. All packages are then rebuilt.
+# Increment this number after a change in these rules or in the package format. All packages are then rebuilt.
 FORMAT = 3
 _BLOCK = 4096
 # gzip's default level. A board unpacks such data faster than a network transfers it.
@@ -250,7 +250,7 @@ class NoWheels(NoAgentHere):
     """A required package is not published for the board's platform."""
 
 
-# Minor version of the oldest glibc with manylinux tags per architecture, and older names of tags.
+# Architecture -> minor version of the oldest glibc with manylinux tags; and older tag names.
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _NEWER_MACHINES_GLIBC = 17
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}

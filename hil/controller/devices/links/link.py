@@ -26,7 +26,7 @@ class Link:
 
     target: AgentEndpoint
     close: Callable[[], None] = field(default=lambda: None)
-    # Return the output of the remote process so far, for details of errors.
+    # Return the remote process's output so far, for error details.
     log: Callable[[], str] = field(default=lambda: "")
     renew: Callable[[], AgentEndpoint] | None = None  # reconnects and returns the new target; None if not supported
     shell: Shell | None = None

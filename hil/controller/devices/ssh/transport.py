@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# A link is considered lost after 12 s without data, so an interruption of 5 s has no effect.
+# A link is considered lost after 12 s without data. It survives an interruption of 5 s.
 ALIVE_INTERVAL_S = 3
 ALIVE_COUNT = 4
 # ssh applies the same limit while it waits for a login. Use this higher count for servers that check logins slowly.

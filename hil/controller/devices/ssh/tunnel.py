@@ -210,7 +210,7 @@ class StdioRelay:
 
     def __init__(self, transport: Transport, python: str, remote: str, local: Path) -> None:
         self._transport = transport
-        # The helper that tested this method serves the first connection. If there is no connection, the helper ends at
+        # The helper that tested this method serves the first connection. Without a connection, the helper ends at
         # close.
         self._first = first = [_start_helper(transport, python, remote, "")]
         self._kept = contextlib.ExitStack()
@@ -275,7 +275,7 @@ def _start_helper(
     deadline: float | None = time.monotonic() + _RELAY_START_S
 
     def left() -> float | None:
-        # After the start, there is no time limit, because the connection may be idle.
+        # After the start, wait without a limit, because the connection may be idle.
         return max(deadline - time.monotonic(), 0.01) if deadline else None
 
     session = open_session(transport, _RELAY_START_S)

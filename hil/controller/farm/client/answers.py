@@ -16,11 +16,10 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # `hil farm status` requests 5,000 jobs of 20 values each; `--json` requests all jobs of a submission.
 _MAX_VALUES = 4_000_000
-# Limits of a result: nesting depth, largest integer (outputs may be uint64), and length in characters of texts that
-# contain paths of the host.
+# Limits for a result: nesting depth, largest integer (outputs may be uint64), and characters in texts with host paths.
 _MAX_DEPTH, _MAX_INTEGER, _MAX_PATHS_TEXT = 64, 1 << 64, 64 << 10
 _MAX_TIME_S = 253_402_300_800  # start of the year 10000
-# Limits for the status of a job: the job's number in its submission, and the length of each text in characters.
+# Limits for a job's status: the job's number in its submission, and characters per text.
 _MAX_JOB, _MAX_STATUS_TEXT = 100_000, 1000
 
 

@@ -298,7 +298,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # Maximum length in characters, because other users see the purpose.
 _LONGEST_PURPOSE = 200
-# Maximum size of a board config in bytes. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
+# Maximum bytes in a board config. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
 _MAX_CONFIG = 1 << 16
 # The config comes from the farm, not from the user: a host or gateway must not make the compiler write files or start a
 # linker.

@@ -350,8 +350,7 @@ def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterabl
     """Yield the cases of a part, adjusted as if they had run on this machine."""
     ended, was = {}, part.part.folder
     for case in part.part.cases or ():
-        # The texts contain the path of the run directory on the host. Replace this path with the path of the downloaded
-        # directory.
+        # The texts contain the run directory's path on the host. Replace it with the path of the downloaded directory.
         hint, diff = (_replace_folder(text, was, run.folder) for text in (case.hint, case.diff))
         ended[case.id] = case.replace(repeat=request.command(case.id), hint=hint, diff=diff)
     cancelled = part.result.exit_code == EXIT_INTERRUPTED

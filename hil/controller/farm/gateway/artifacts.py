@@ -192,7 +192,7 @@ class ArtifactService:
             raise UsageError(f"at most {MOST_DIGESTS} digests per request")
         for name in request.digests:
             digest.check(name)
-        # Protect the files before the check, so that `gc` deletes no file between this reply and the submission.
+        # Protect the files before the check, so that `gc` does not delete them between this reply and the submission.
         async with self._db.transaction() as tx:
             await tx.execute(_AGAIN, [list(request.digests)])
         lacking = await asyncio.to_thread(self._store.lacks, list(request.digests))

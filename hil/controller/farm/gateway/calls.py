@@ -26,8 +26,8 @@ from hil.protocol.versions import FARM_KEY, check_farm_caller
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _RECHECK_S, _BROKEN_S = 2.0, 0.1
-# Maximum concurrent calls per user, and timeout in seconds for receiving a unary request. Hosts have no limit on calls,
-# because each board has a stream.
+# Maximum concurrent calls per user, and timeout in seconds for receiving a unary request. The limit does not apply to
+# hosts, because each board has a stream.
 _MOST_OF_USER, _REQUEST_S = 1000, 60.0
 
 

@@ -183,7 +183,7 @@ class LeaseRunner:
             if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
         except UsageError as error:
-            # The board's config or one of its files is invalid, so report an error of the board, not of the job.
+            # The board's config or one of its files is invalid, so report a board error, not a job error.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
 
     def _run_on_board(

@@ -24,7 +24,7 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_granted
 from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
 
-# Number of extra jobs to read per lane, because a board may have cached data for one of them.
+# Extra jobs to read per lane, because a board may have cached data for one of them.
 _CHOICE = 16
 # Extra time in seconds for a worker to send the report after the board check of a timed-out job.
 _REPORT_S = 10.0

@@ -139,7 +139,7 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
     """Queue a health job for every board that is due for a check and has none. Returns their number."""
     found = await fetched(tx, _UNCHECKED, {"boards": boards})
     for row in found:
-        # Hosts of older releases use these options to switch the power of a board that failed before.
+        # Hosts from older releases use these options to switch the power of a board that failed before.
         options = {"state": row["state"], "failures": row["failures"]}
         order = Submission(
             title=f"check of {row['name']}",

@@ -16,6 +16,6 @@ async def outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlook.Ou
     if not lanes:
         return []
     boards = await board_rows(tx, settings)
-    # Read at most this many jobs per lane: later jobs of a lane cannot be among the first of the whole queue.
+    # Read at most this many jobs per lane: a lane's later jobs cannot be among the first in the whole queue.
     waiting = await waiting_jobs(tx, [lane.allowed(boards) for lane in lanes], [most] * len(lanes))
     return outlook.outlooks(waiting, boards, await shares(tx, settings), settings.aging_s, most)

@@ -12,7 +12,7 @@ from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, 
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.records.farm import FarmJob
 
-# Limits of a reason text: number of boards per state, number of drain reasons, and characters per drain reason.
+# Limits for a reason text: boards per state, drain reasons, and characters per drain reason.
 _NAMED = 3
 _HOLD_REASONS, _HOLD_CHARACTERS = 3, 120
 

@@ -37,11 +37,11 @@ from hil.errors import UsageError
 
 _MOST = 100_000
 _USUAL = 200
-# Limits that protect the gateway's memory: total characters in text fields of listed jobs, total bytes of results and
-# specs, and number of jobs per page.
+# Limits that protect the gateway's memory: total characters in listed jobs' text fields, total bytes in results and
+# specs, and jobs per page.
 _MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
 _TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
-# ``board`` is the board of the last lease. For a job without a result, ``reason`` is the reason of the last failure.
+# ``board`` is the last lease's board. For a job without a result, ``reason`` is the last failure's reason.
 _QUERY = f"""
     select job.id, job.number, {NAME} as name, job.submission,
         coalesce(nullif(job.title, ''), submission.title) as title, job.kind, submission.project,

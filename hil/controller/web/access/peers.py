@@ -57,8 +57,8 @@ def find_peer(
     user = user_of_peer(client, server) if _is_connected(connection) else None
     # Check the connection after the lookup: if the client disconnected before, another process may have its port now.
     if user is None or not _is_connected(connection):
-        # Use a unique user, so that no cookie is valid for this connection. Do not use the address as the name, since a
-        # local user has many addresses.
+        # Use a unique user, so that cookies are not valid for this connection. Do not use the address as the name,
+        # since a local user has many addresses.
         return Peer(f"unknown {secrets.token_hex()}", _UNKNOWN)
     return Peer(user, user or name)
 

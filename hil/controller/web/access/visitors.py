@@ -15,10 +15,10 @@ from anyio import CapacityLimiter, to_thread
 from hil.controller.farm.messages import Role
 from hil.errors import AccessRefused, FarmUnreachable
 
-# Limits of the cache: seconds before a token is checked again, number of tokens, and token length in characters.
+# Cache limits: seconds before a token is checked again, number of tokens, and characters per token.
 TRUST_S = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Number of threads that check tokens that were valid before. The same number of threads checks other tokens.
+# Threads for checking tokens that were valid before. The same number of threads checks other tokens.
 _THREADS = 2
 # Maximum different tokens that wait for a check, per client and in total. Tokens that were valid before do not count.
 _MOST_WAITING_OF_CLIENT, _MOST_WAITING = 4, 32

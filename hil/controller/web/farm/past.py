@@ -14,8 +14,8 @@ from hil.errors import UsageError
 
 # Maximum events and jobs to cache, newest first.
 MOST_EVENTS, MOST_JOBS = 20_000, 5_000
-# Number of newest events and jobs to fetch for an update. The second number of events applies if the first does not
-# reach back to known events.
+# Newest events and jobs to fetch for an update. The second number of events applies if the first does not reach back to
+# known events.
 _EVENTS_AGAIN, _MORE_EVENTS, _JOBS_AGAIN = 200, 2000, 100
 # Events can arrive out of order, so an update also fetches this many known events.
 _LATE = 50

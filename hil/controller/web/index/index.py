@@ -363,8 +363,8 @@ class IndexWriter:
 _TABLE_NAMES = re.compile(r"^create (?:virtual )?table (\w+)", re.MULTILINE)
 # SQLite steps between checks for cancellation.
 _STEPS = 100_000
-# Maximum texts to cache in the writer. Every failure reason may be different, so the number of texts has no natural
-# limit.
+# Maximum texts to cache in the writer. Every failure reason may be different, so the number of texts is not limited
+# otherwise.
 _WORDS_HELD = 200_000
 
 

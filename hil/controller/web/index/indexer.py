@@ -26,7 +26,7 @@ POLL_S = 0.8
 _SHARE = 0.25
 # Limits of a batch: lines and bytes. Other sessions are read after each batch of a large session.
 _BATCH, _BATCH_BYTES = 2_000, 4 << 20
-# A batch contains at least 1/32 of the known cases. Each write counts all cases of the session, so this limits the
+# A batch contains at least 1/32 of the known cases. Each write counts all cases in the session, so this limits the
 # total time for counting.
 _BATCH_PART = 32
 # Seconds between commits while reading many sessions.
@@ -36,7 +36,7 @@ _SETTLED_S = 2.0
 # Number of bytes before the last read position to compare. If these bytes are unchanged, lines were only appended to
 # the file.
 _MARK_BYTES = 512
-# Separates the stamp of a session's files from the mark of the read position. While lines are unread, the stamp is "".
+# Separates the files' stamp from the read position's mark. While lines are unread, the stamp is "".
 _MARKED = "|"
 
 

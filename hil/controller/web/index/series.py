@@ -28,7 +28,7 @@ MOST_SAMPLES = 2000
 _LOG_MOST = 709.0
 # Number of samples to compare on each side of a change. Three later samples are enough for an interval.
 COMPARED = 5
-# Fields that identify a series, and the fields among them that are columns of the table of cases.
+# Fields that identify a series, and the fields among them that are columns in the table ``cases``.
 IDENTITY = ("kind", "suite", "flow", "runtime", "board", "model")
 _OF_CASE = ("flow", "runtime", "board", "model")
 

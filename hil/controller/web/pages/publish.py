@@ -23,8 +23,7 @@ router = APIRouter(prefix="/publish")
 # Maximum concurrent requests in memory. A request is at most as large as a piece. A single client cannot use all slots,
 # because :class:`hil.controller.web.access.sharing.FairShare` admits fewer requests per client.
 AT_A_TIME = 16
-# Number of threads for uploads. These threads wait for each other's writes, so they are separate from the threads of
-# pages.
+# Threads for uploads. They wait for each other's writes, so they are separate from the threads for pages.
 _THREADS = 4
 # Minimum speed of a request body in bytes per second, after a delay in seconds. Slower requests are rejected.
 _MIN_RATE, _DELAY_S = 32 << 10, 10.0

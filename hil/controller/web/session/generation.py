@@ -19,7 +19,7 @@ _MAX_ROWS = 500
 # Width and height of a chart in SVG units.
 WIDTH, HEIGHT = 1000, 160
 _PADDING = 8
-# Upper limits of the error levels of a key-value cache, relative to the bound. The last level has no limit.
+# Upper limits for the error levels of a key-value cache, relative to the bound. The last level is unlimited.
 _LIMITS = (0.1, 1.0, 10.0)
 LEVELS = ("up to 0.1 x the bound", "up to the bound", "up to 10 x the bound", "above, or not finite")
 

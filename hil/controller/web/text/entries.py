@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.storage.outcomes import kind_of
 
-# Kinds of outcomes, most severe first. The kind of a session is the most severe kind of its cases. Only sessions can be
+# Kinds of outcomes, most severe first. A session has the most severe kind among its cases. Only sessions can be
 # ``unfinished``.
 KINDS = ("board", "error", "fail", "unfinished", "pass", "quiet")
 # Maximum characters to index per text, since records do not limit text.

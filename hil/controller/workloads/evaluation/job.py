@@ -66,8 +66,8 @@ from hil.errors import (
 
 # Key of the evaluation's settings in the request of run.json.
 _SETTINGS = "evaluation"
-# Check for an early decision after each sample up to this number, and then only after each further group of this size.
-# The time of a check grows with the number of finished samples.
+# Check for an early decision after each of the first 64 samples, and then only after every 64 samples. A check takes
+# longer with more finished samples.
 _CHECKED = 64
 # Outcomes of a complete evaluation. Evaluations with other outcomes can be resumed.
 _JUDGED = (Outcome.PASS, Outcome.FAIL, Outcome.SKIP)

@@ -68,7 +68,7 @@ def plan_gate(
         usable = [entry for entry in entries if _is_baseline(entry, baseline, ancestors)]
         if measured:
             commits.update(entry.source.commit for entry in measured)
-            # Judge a board error only if the commit has no other measurement.
+            # Judge a board error only if the commit's other measurements are missing.
             judged = [entry for entry in measured if entry.outcome not in BOARD_OUTCOMES] or measured
             plan.cases.append(_plan_case(store, usable, judged[-1], min_effect))
         elif usable:
@@ -103,8 +103,8 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     )
     suspect = suspects[0] if suspects else None
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
-    # Use the program of an earlier run if necessary: the program of the compared run may be deleted, and a failed run
-    # is no baseline.
+    # Use an earlier run's program if necessary: the compared run's program may be deleted, and a failed run cannot be a
+    # baseline.
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)

@@ -143,7 +143,7 @@ class Engine:
     def _prepare_cases(self, specs: Sequence[CaseSpec]) -> None:
         self._agreed.settled.wait()
         if self._agreed.config is None:
-            # No board was reached, so the compile target is unknown and no case can be compiled.
+            # No board was reached, so the compile target is unknown and cases cannot be compiled.
             for spec in specs:
                 case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
                 self._end_lost_task(Task(case))
@@ -186,7 +186,7 @@ class Engine:
             return slot.take(self._state)
         except BoardError as refused:
             if isinstance(refused, FarmError) and self._agreed.config is None:
-                # Raise the error: no case has run, and the farm has no such boards.
+                # Raise the error: cases have not run, and the farm has no such boards.
                 raise
             self._drop_board(slot.name, refused)
             return None

@@ -47,7 +47,7 @@ _LONGEST = 160  # maximum length for reasons made from messages, in characters
 # Parts that differ between similar messages: node and tensor names, lists, numbers.
 _NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
 _NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
-# Measurements of a mismatch, which have no meaning without the numbers.
+# Measurements of a mismatch, which are useless without the numbers.
 _COUNT = re.compile(r"(?:… of )?… values?( differ)?s?\b")
 _MEASURED = re.compile(
     r"\boutput …: | \(rtol …, atol …\)| \(and … more outputs?\)"

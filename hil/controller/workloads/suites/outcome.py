@@ -22,7 +22,7 @@ from hil.core.results import Outcome
 _DETAIL = 8 << 10  # characters
 
 
-# Option of `hil run` in a hint -> equivalent text for a model of a suite.
+# `hil run` option in a hint -> equivalent text for a suite's model.
 _INSTEAD = {
     "--function": "suites require models with one function; for several, create a bundle: hil bundle create MODEL",
     "--expected": "put the expected outputs in NAME.expected.npz next to the model",
@@ -105,7 +105,7 @@ def _reference_folder(number: int) -> str:
 
 def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """Return the command that shows the differences of the worst output."""
-    # Generations have no such command: logits have a row per position of each call, and the calls of the reference may
+    # Generations do not get such a command: logits have a row per position and call, and the reference's calls may
     # differ.
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs") or case.generation:
         return ""
@@ -114,7 +114,7 @@ def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> s
     verdict, kind = next((one for one in beside if not one[0]), beside[-1])
     if not verdict.outputs or not kept.get(kind):
         return ""
-    # Comparisons are in the order of the outputs, but have the names of the references, which may have another order.
+    # Comparisons are in output order, but have the references' names, which may have a different order.
     output, worst = max(
         zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _rank_output(pair[1])
     )

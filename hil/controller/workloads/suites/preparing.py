@@ -41,8 +41,8 @@ from hil.errors import (
     VacuousTolerance,
 )
 
-# Number of cases to read before the first is compiled, so that small programs are compiled in groups. This also limits
-# the number of cases with tensors in memory.
+# Cases to read before the first is compiled, so that small programs are compiled in groups. This also limits the cases
+# with tensors in memory.
 _BATCH = 96
 
 

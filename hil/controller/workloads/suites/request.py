@@ -50,7 +50,7 @@ class SuiteRequest:
     only_expected_failures: bool = False  # skip cases that are expected to pass
     confirm: int = 0  # confirmation runs after a mismatch
     keep_all: bool = False
-    # Number of parallel compilations; None is the number of cores. With farm boards: number of boards in use at a time.
+    # Number of parallel compilations; None uses all cores. With farm boards: number of boards in use at a time.
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0

@@ -16,7 +16,7 @@ from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
 
-# File in the directory of a reference trace, with the results of the other backends, one line per backend.
+# File in a reference trace's directory, with the other backends' results, one line per backend.
 RESULTS = "results.jsonl"
 
 

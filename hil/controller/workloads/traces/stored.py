@@ -25,7 +25,7 @@ from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
 from hil.errors import UsageError
 
-# Directory of the new trace in a run of `hil trace run`.
+# The new trace's directory in a run of `hil trace run`.
 OF_RUN = "trace"
 _SCHEMA = 1
 

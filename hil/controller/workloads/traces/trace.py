@@ -29,8 +29,8 @@ FILE = "trace.json"
 _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
-# File with the comparison of a trace, in the trace's directory. The field OF_TRACE contains the creation time of the
-# trace, so that the comparison is not applied to a newer trace.
+# File with a trace's comparison, in the trace's directory. The field OF_TRACE contains the trace's creation time, so
+# that the comparison is not applied to a newer trace.
 COMPARISON = "comparison.json"
 OF_TRACE = "trace_created"
 SCHEMA = 2

@@ -30,7 +30,7 @@ _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# Types of the rows for events and for changes of memory use. Rows need a tenth of the space of IREE's JSON lines.
+# Row types for events and for changes in memory use. Rows need a tenth of the space that IREE's JSON lines need.
 EVENT = np.dtype(
     [
         ("start", "<i8"),

@@ -20,7 +20,7 @@ _NEW_SESSION, _OPEN_FORWARD, _CLOSE_FORWARD = 0x10000002, 0x10000006, 0x10000007
 _OK, _EXIT, _OPENED = 0x80000001, 0x80000004, 0x80000006
 _REFUSALS = (0x80000002, 0x80000003)
 _LOCAL = 1
-# Port number that stands for a Unix socket, and character code that stands for no escape character.
+# Port number that stands for a Unix socket, and character code that disables the escape character.
 _NONE = 0xFFFFFFFF - 1
 _NO_ESCAPE = 0xFFFFFFFF
 _ANSWER_S = 20.0

@@ -85,7 +85,7 @@ class _Authentication(AuthHandler):
         try:
             super()._parse_service_accept(message)  # type: ignore[misc]  # paramiko's types leave it out
         except (paramiko.SSHException, OSError, ValueError) as error:
-            # No request was sent to the server, so there is no response to wait for.
+            # The request was not sent to the server, so do not wait for a response.
             self.transport.saved_exception = error
             self.auth_event.set()
 

@@ -24,7 +24,7 @@ from hil.errors import FarmUnreachable, UsageError
 
 router = APIRouter()
 # Maximum rows: queued jobs by default, queued or running jobs at most, jobs of a submission, and ended jobs. The last
-# constant is the number of queued jobs to request from the farm.
+# constant limits the queued jobs to request from the farm.
 _JOBS, _MOST_ROWS, _MOST_PARTS, _ENDED = 100, 200, 1000, 20
 _MOST_QUEUED = 2000
 # Maximum cases to show for a job or submission.

@@ -46,7 +46,7 @@ _CALIBRATION = ".calibration.npz"
 _SAVED_MODEL = "saved_model.pb"
 # A directory with any such file is a model with the directory's name.
 _FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
-# A directory with any such file is a run of hil, which contains copies of models.
+# A directory with any such file is a hil run, which contains copies of models.
 _RUNS = ("suite.json", "run.json")
 
 

@@ -42,7 +42,7 @@ class CaseData:
     plain_path: Path | None = None
     # Expected outputs of the model before the recipe. If empty, a reference computes them.
     plain_expected: Mapping[str, Array] = field(default_factory=dict)
-    # rtol, atol: tolerance of the case; None selects the default of the dtype.
+    # rtol, atol: the case's tolerance; None selects the dtype's default.
     rtol: float | None = None
     atol: float | None = None
     dims: Mapping[str, int] = field(default_factory=dict)  # symbolic dimension values

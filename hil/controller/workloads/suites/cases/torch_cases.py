@@ -45,8 +45,8 @@ from hil.errors import ImportFailed, UsageError
 from hil.formats.torch_values import from_torch
 
 MAKE_TIMEOUT_S = 900.0
-# Tolerance that allows the rounding errors of a hundred layers (SQNR of at least 115 dB with XNNPACK). atol is relative
-# to the largest output.
+# Tolerance that allows a hundred layers' rounding errors (SQNR at least 115 dB with XNNPACK). atol is relative to the
+# largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
 # Increase this when the cached test data changes.
 _VERSION = 1

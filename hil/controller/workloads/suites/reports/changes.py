@@ -12,9 +12,9 @@ from hil.controller.records.base import parse_number
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 
-# Limits for differences; smaller differences are noise. A difference of device times must also exceed the variation
-# within a run. In a test of 314 cases with 20 iterations, which ran twice on a busy machine, 41 medians differed by
-# more than the ratio, and only 3 of these also exceeded the variation.
+# Limits for differences; smaller differences are noise. A difference between device times must also exceed the
+# variation within a run. In a test with 314 cases and 20 iterations, which ran twice on a busy machine, 41 medians
+# differed by more than the ratio. Only 3 of them also exceeded the variation.
 ITERATIONS = 5
 _DEVICE_NS = 50_000.0
 _DEVICE_RATIO = 1.2

@@ -63,7 +63,7 @@ class RunDiff:
     new: tuple[OutcomeChange, ...]  # only in the later run; failing cases first
     gone: tuple[OutcomeChange, ...]  # only in the earlier run
     changed: tuple[CaseNumberChange, ...]  # numbers that changed by more than noise; the largest change per kind first
-    # Geometric mean of the ratios of device times, over the ``device_cases`` cases with enough timed iterations in both
+    # Geometric mean of the device time ratios, over the ``device_cases`` cases with enough timed iterations in both
     # runs. None without such cases.
     device_ratio: float | None
     device_cases: int
