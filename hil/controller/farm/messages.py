@@ -14,7 +14,7 @@ from typing import Any
 from hil.controller.records.base import Record
 from hil.errors import UsageError
 
-_LONGEST_NAME = 40  # of a job, in characters
+_LONGEST_NAME = 40  # maximum characters in a job's name
 # Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
 # so it is not stored or sent. An agent that lost its stored fence adds twice this value.
 MOST_FENCE = 1 << 31

@@ -101,7 +101,7 @@ class BoardDirectory:
                 raise Refused("locked") from error
             if path.stat().st_ino != os.fstat(file).st_ino:
                 raise FileNotFoundError
-        except FileNotFoundError as error:  # `clean` removed it meanwhile
+        except FileNotFoundError as error:  # `clean` removed the directory in the meantime
             raise Refused("missing", packages=[]) from error
         if not self._marker.exists():  # `clean` removed it; this process created the current directory
             self._marker.write_text(MARKER)

@@ -228,7 +228,7 @@ COMMAND_HINT = 'use the board without an agent: set runtime.kind = "command" in 
 
 @contextlib.contextmanager
 def at_home() -> Iterator[None]:
-    """Translate file errors of this machine to StorageError, so that they are not blamed on the board."""
+    """Translate file errors of this machine to StorageError, so that hil does not report a board error."""
     try:
         yield
     except OSError as error:

@@ -162,7 +162,7 @@ def _feed(session: CommandSession, source: IO[bytes], progress: Progress | None)
         session.shutdown_write()
 
 
-# Timeout for one response of the board, and the slowest supported link.
+# Timeout in seconds for one response of the board, and speed of the slowest supported link.
 _PATIENCE_S = 60.0
 _SLOWEST_BYTES_S = 10_000
 _PUT = read_text(Path(__file__).with_name("put.sh"))

@@ -347,7 +347,7 @@ def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuitePart], folder: P
 
 
 def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterable[CaseRecord]:
-    """Yield the cases of a part, adjusted as if they had run on this machine."""
+    """Yield the cases of a part, with paths for this machine instead of the host."""
     ended, was = {}, part.part.folder
     for case in part.part.cases or ():
         # The texts contain the run directory's path on the host. Replace it with the path of the downloaded directory.

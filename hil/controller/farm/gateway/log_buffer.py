@@ -84,7 +84,7 @@ class LogBuffer:
     async def _write_texts(self, texts: list[tuple[int, str, tuple[Case, ...]]]) -> None:
         async with self._db.transaction() as tx:
             for lease, text, cases in texts:
-                # Cases first: clients read them when they are notified of output.
+                # Write cases before output, because clients read the cases when they are notified of output.
                 if cases:
                     await case_results.keep(tx, lease, cases)
                 if text:

@@ -78,7 +78,7 @@ class BoardWorker:
         """Attach to the farm and run jobs."""
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # If the first inspection takes long (it may deploy the agent), present the board with the config only.
+        # If the first inspection takes long (it may deploy the agent), present the board with only its config.
         early = threading.Timer(_EARLY_S, self._attendance.start)
         early.daemon = True
         early.start()

@@ -129,7 +129,9 @@ async def grant_new(
     jobs: Sequence[int],
     known: Iterable[BoardRow],
 ) -> None:
-    """Grant free boards to the new jobs of a submission. No older job can use a board that is free now.
+    """Grant free boards to the new jobs of a submission.
+
+    This is fair, because no older job can use a board that is free now.
 
     Args:
         jobs: job ids in the order of the specs.

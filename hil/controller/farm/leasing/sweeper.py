@@ -21,8 +21,9 @@ from hil.errors import EXIT_OK
 _TICK = 0x4_74_69_63_6B  # advisory lock: only one gateway sweeps at a time
 _FROZEN_S = 5.0
 
-# A gateway that froze while it had the serialization lock or changed a board or lease blocks the whole farm.
-# PostgreSQL's timeout for idle transactions does not help, because a connection in pipeline mode counts as active.
+# A gateway blocks the whole farm if it freezes while it has the serialization lock, or while it changes a board or
+# lease. PostgreSQL's timeout for idle transactions does not help, because a connection in pipeline mode counts as
+# active.
 _THAW = """
     select pg_terminate_backend(pid) from pg_stat_activity
     where datname = current_database() and state = 'active' and wait_event_type = 'Client'
@@ -84,7 +85,7 @@ async def _expire_leases(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> i
     return len(silent) + len(left) + lost + len(late)
 
 
-# A file used this recently may belong to a submission that is not queued yet.
+# Unreferenced files are kept for this time, because they may belong to a submission that is not queued yet.
 _GRACE = "1 day"
 # After this time without leases, a user's share is negligible.
 _FADED = "30 days"
@@ -105,7 +106,7 @@ _DELETED = {
     "submissions": "delete from hil.submissions where id = any(%(old)s)",
     "events": "delete from hil.events where at < now() - make_interval(secs => %(keep_s)s)",
 }
-# Removed boards, and board use that has decayed to nothing.
+# Removed boards, and board use that has decayed to almost zero.
 _DELETED_LAST = {
     "boards": "delete from hil.boards as board where state = 'offline' and worker = '' and hold = ''"
     " and (forgotten or coalesce(owned_until, added_at) < now() - make_interval(secs => %(keep_s)s))"

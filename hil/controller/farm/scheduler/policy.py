@@ -38,7 +38,7 @@ from hil.core.results import Outcome
 _CLASS = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}
 _HIGHEST = max(_CLASS.values())
 _Turn: TypeAlias = "tuple[float, ...]"
-# Number of a project's jobs that are searched for a job with a warm board.
+# Jobs per project to search for a job with a warm board.
 _LOOK = 32
 
 

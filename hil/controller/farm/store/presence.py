@@ -11,7 +11,7 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.store.event_log import note_host
 from hil.controller.farm.store.records import fetched
 
-# Interval of a gateway's heartbeat, and the silence after which it is lost.
+# Interval between a gateway's heartbeats, and time without a heartbeat after which a gateway is lost, in seconds.
 _SEEN_S, LOST_S = 5.0, 20.0
 _BOARDS = """
     select count(*) as known, count(*) filter (where worker <> '') as owned from hil.boards

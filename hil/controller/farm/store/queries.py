@@ -207,7 +207,7 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
     return [QueuedJob(**_format_job(row), position=one.position, why=one.why) for row, one in told]
 
 
-# State for display: a drained board is draining while it has a job.
+# State for display: a drained board is ``draining`` while it has a job, and then in ``maintenance``.
 _BOARD_STATE = "case when hold = '' then board.state when lease.id is null then 'maintenance' else 'draining' end"
 # The drain reason takes precedence over later reasons.
 _BOARD_REASON = "case when hold = '' then board.reason else board.hold_reason end"

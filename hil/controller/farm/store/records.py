@@ -188,7 +188,7 @@ def as_json(value: Any) -> str:
 
 
 def stored(document: R) -> R:
-    """Return a document as it is read back from a jsonb column.
+    """Return a document in the form in which a jsonb column returns it.
 
     Raises UsageError if the document is nested too deeply.
     """

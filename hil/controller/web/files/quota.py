@@ -1,4 +1,4 @@
-"""Count the disk space of files before they are written, including the index space that they cause."""
+"""Count the disk space for files before they are written, including the space for their index entries."""
 
 from __future__ import annotations
 

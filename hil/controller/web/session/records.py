@@ -86,7 +86,7 @@ class CaseDetail:
     others: Sequence[OtherComparison] = ()  # other references, including failed ones
     disagreement: str = ""  # description of a disagreement between references
     evidence: Facts = ()  # basis of the verdict
-    generation: GenerationView | None = None  # of a case with --generate
+    generation: GenerationView | None = None  # generation of a case with --generate
     attempts: Sequence[Mapping[str, str]] = ()  # earlier attempts and confirmation runs
     confirmed: str = ""
     expectation: Mapping[str, str] = field(default_factory=dict)

@@ -49,7 +49,8 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
     The function does not need ExecuTorch. Tensors are named ``input0``... and ``output0``... in order.
 
     Raises:
-        UsageError: the file is not a bundled program or damaged, or a case does not fit the method, including shapes.
+        UsageError: the file is not a bundled program or is damaged, or a case does not match the method's inputs and
+            outputs.
     """
     try:
         data = read_buffer(path)

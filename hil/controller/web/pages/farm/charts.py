@@ -52,7 +52,7 @@ def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: in
     """Return a chart with board use: the time with a job, in percent per interval.
 
     Args:
-        had: which jobs used which boards.
+        had: periods in which jobs used boards.
         cut: whether earlier records may be missing.
     """
     until = time.time() if now is None else now

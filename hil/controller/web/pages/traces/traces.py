@@ -37,7 +37,7 @@ from hil.controller.web.text.requests import asked, number_of, rows_of
 from hil.errors import UsageError
 
 router = APIRouter()
-# Maximum profiles to offer for a comparison. The list of traces has all.
+# Maximum profiles to offer for a comparison. The list of traces contains all profiles.
 _CHOICES = 200
 _LISTED = 500
 

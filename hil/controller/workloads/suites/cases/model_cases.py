@@ -92,7 +92,7 @@ def cases_of(
     Args:
         models: models with different names.
         layers: None for no layers.
-        settings: seed, and the project file's settings for models: seed, input range and sizes.
+        settings: the seed, and the project file's settings for models (seed, input range and sizes).
         dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models
             already have their sizes.
 
