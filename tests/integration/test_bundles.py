@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support.commands import run_hil
 from support.models import DIGITS
 from support.waiting import eventually
 
@@ -48,8 +49,8 @@ def made(tmp_path_factory, shared_cache) -> Path:
         ["create", "two.mlir", "--case", "add=add5.npz", "--case", "twice=seed0.npz", "-o", "two.hilb"],
         ["export", "two.hilb", "flags", "--to", "flagfile"],
     ):
-        call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", *command]
-        subprocess.run(call, cwd=folder, env={**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, check=True)
+        ended = run_hil(["bundle", *command], {**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, folder)
+        assert ended.code == 0, ended.err
     return folder
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.commands import Ended
+from support.commands import Ended, run_hil
 from support.models import save_model
 from support.plugin_runs import Project
 from support.slow import slow_except
@@ -38,7 +36,7 @@ def made(tmp_path_factory, shared_cache) -> Path:
     """The bundle two.hilb: two methods of three cases. The second case of ``twice`` is wrong."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "two.mlir").write_text(TWO)
-    call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "create", "two.mlir"]
+    call = ["bundle", "create", "two.mlir"]
     for method, dtype, size, count in (("add", np.float32, 4, 2), ("twice", np.int32, 3, 1)):
         for seed in range(3):
             inputs = [np.full(size, seed + number, dtype) for number in range(count)]
@@ -47,7 +45,8 @@ def made(tmp_path_factory, shared_cache) -> Path:
             output = inputs[0] + inputs[-1]
             np.savez(place, **{f"arg{number}": one for number, one in enumerate(inputs)}, output0=output)
             call += ["--case", f"{method}={place}"]
-    subprocess.run(call, cwd=folder, env={**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, check=True)
+    ended = run_hil(call, {**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, folder)
+    assert ended.code == 0, ended.err
     right = Bundle.open(folder / "two.hilb")
     suites = []
     for method in right.methods:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from support.browser import NAMES, Page, find_browser
+from support.commands import run_hil
 from support.fake_farm_client import busy_farm
 from support.web import serving
 
@@ -60,15 +59,8 @@ def address(tmp_path_factory):
         "later": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim-undeclared", "--out", "later"],
     }
     for name, command in commands.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "hil.controller.cli.main", *command],
-            cwd=root,
-            env={**os.environ, "HIL_CACHE_DIR": str(root.parent / "cache")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode in (0, 1), (name, done.stdout, done.stderr)
+        done = run_hil(command, {**os.environ, "HIL_CACHE_DIR": str(root.parent / "cache")}, root)
+        assert done.code in (0, 1), (name, done.out, done.err)
     for folder, name in (("runs", "wrong"), ("profiled-runs", "profiled")):
         next((root / folder).glob("*/run.json")).parent.rename(root / name)
     with busy_farm().link() as farm, serving(root, token=TOKEN, farm=farm) as found:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,11 @@ from onnx import TensorProto, helper
 from hil.controller.storage.cache import default_root
 from hil.errors import EXIT_INTERNAL
 from support.agents import start_process, stop_process
+from support.command_server import CommandServer
 from support.kept import keeping_simulators
 from support.models import save_model
+
+_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,20 @@ def sharing_environment(environment: dict[str, str], simulators_folder: str) -> 
     return shared
 
 
+@functools.cache
+def _start_command_server() -> tuple[CommandServer, tempfile.TemporaryDirectory[str]]:
+    folder = tempfile.TemporaryDirectory(prefix="commands-")
+    return CommandServer(Path(folder.name)), folder
+
+
+def pytest_unconfigure() -> None:
+    """End the server of the commands, if a test started it."""
+    if _start_command_server.cache_info().currsize:
+        server, folder = _start_command_server()
+        server.close()
+        folder.cleanup()
+
+
 @pytest.fixture
 def hil(tmp_path: Path, environment: dict[str, str], sharing_environment: dict[str, str]) -> Callable[..., Ended]:
     """Runs `hil ARGS...` in an empty folder."""
@@ -95,13 +115,24 @@ def hil(tmp_path: Path, environment: dict[str, str], sharing_environment: dict[s
         words = [*map(str, args)]
         # Each other environment and board config would leave an idle simulator.
         shares = environment == unchanged and "--board" not in words
-        command = [sys.executable, "-m", "hil.controller.cli.main", *words]
-        chosen = sharing_environment if shares else environment
-        done = subprocess.run(command, cwd=cwd, env=chosen, capture_output=True, text=True, timeout=240)
-        assert done.returncode != EXIT_INTERNAL and "Traceback" not in done.stderr, done.stderr
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return run_hil(words, sharing_environment if shares else environment, cwd)
 
     return call
+
+
+def run_hil(words: Sequence[str], environment: Mapping[str, str], cwd: Path, timeout: float = _TIMEOUT_S) -> Ended:
+    """Run `hil WORDS...`, as a child of a server if the child has the effects of the environment."""
+    server, _ = _start_command_server()
+    if server.can_run(environment):
+        done = server.run(["hil", *words], env=environment, cwd=cwd, timeout=timeout)
+        assert done.code is not None, f"hil {shlex.join(words)} took more than {timeout:g} s: {done.err}"
+        ended = Ended(done.code, done.out, done.err)
+    else:
+        command = [sys.executable, "-m", "hil.controller.cli.main", *words]
+        made = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+        ended = Ended(made.returncode, made.stdout, made.stderr)
+    assert ended.code != EXIT_INTERNAL and "Traceback" not in ended.err, ended.err
+    return ended
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.errors import EXIT_INTERNAL
-from support.commands import Ended
+from support.commands import Ended, run_hil
 from support.schemas import check_document
 from support.waiting import eventually
 
@@ -71,16 +70,7 @@ class RunningFarm:
 
     def hil(self, *args: object, timeout: float = 240.0, cwd: Path | None = None) -> Ended:
         """`hil ARGS...` beside it."""
-        done = subprocess.run(
-            [*HIL, *map(str, args)],
-            env=self.environment,
-            cwd=cwd or self.home,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode != EXIT_INTERNAL and "Traceback" not in done.stderr, done.stderr
-        ended = Ended(done.returncode, done.stdout, done.stderr)
+        ended = run_hil([*map(str, args)], self.environment, cwd or self.home, timeout)
         if "--json" in args and args[0] == "farm":
             check(args, ended.document)
         return ended

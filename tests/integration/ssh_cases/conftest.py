@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.ssh_cases.agents import real_agent
-from support.ssh_cases.user import OPENSSH, ForkServers, User, fork_servers, host
+from support.ssh_cases.user import OPENSSH, User, UserNamespace, host, user_namespace
 from support.sshd import IS_ROOT, Sshd, make_key, running_sshd
 
 NEEDS_ROOT = "the home directory in passwd is changed in a mount namespace: root's"
@@ -17,11 +17,11 @@ MakeServer = Callable[..., Sshd]
 
 
 @pytest.fixture(scope="module")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+def _namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserNamespace]:
     if not IS_ROOT:
         pytest.skip(NEEDS_ROOT)
-    with fork_servers(tmp_path_factory.mktemp("user")) as servers:
-        yield servers
+    with user_namespace(tmp_path_factory.mktemp("user")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def user(_servers: ForkServers, sshd: Sshd, tmp_path: Path, transport: str) -> User:
+def user(_namespace: UserNamespace, sshd: Sshd, tmp_path: Path, transport: str) -> User:
     """A user who has the module's server in known_hosts, and no key yet."""
-    user = User(_servers, tmp_path, transport)
+    user = User(_namespace, tmp_path, transport)
     user.pin(sshd)
     user.configure(host("board", sshd))
     return user

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.ssh_cases.user import ForkServers, User, fork_servers, host
+from support.ssh_cases.user import User, UserNamespace, host, user_namespace
 from support.sshd import IS_ROOT, Sshd, running_sshd
 from support.waiting import eventually
 
@@ -33,9 +33,9 @@ def namespace() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def _servers(namespace: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
-    with fork_servers(tmp_path_factory.mktemp("user"), namespace) as servers:
-        yield servers
+def _namespace(namespace: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserNamespace]:
+    with user_namespace(tmp_path_factory.mktemp("user"), namespace) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

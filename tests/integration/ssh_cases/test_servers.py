@@ -125,7 +125,7 @@ PINGS = pytest.mark.parametrize("kind", [(), ("--runtime-hw-type", "command")], 
 
 
 def ping(user: User, kind: tuple[str, ...]) -> Ended:
-    return user.run("hil", "board", "ping", "ssh:board", *kind, "--count", "1", at=1)
+    return user.run("hil", "board", "ping", "ssh:board", *kind, "--count", "1")
 
 
 @pytest.mark.parametrize(*BOTH, indirect=True)

@@ -6,13 +6,9 @@ temporary directory: a symbolic link, which leads to the home of the current tes
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from support.command_server import CommandServer
 from support.sshd import LOOPBACK, Sshd
 
-REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 60.0
 REACHED = re.compile(r"^(?:SSH_CONNECTION=)?(\S+) \d+ (\S+) (\d+)\r?$", re.M)
 
@@ -95,8 +91,8 @@ class Both:
         return self.transport == PARAMIKO and self.hil.code == 2 and bool(named)
 
 
-class ForkServers:
-    """Two processes in one mount namespace each, so that `ssh` and `hil` run at the same time."""
+class UserNamespace:
+    """A mount namespace in which passwd names a temporary home directory, with a server for commands in it."""
 
     def __init__(self, folder: Path, prefix: tuple[str, ...] = ()) -> None:
         self._home = folder / "home"
@@ -110,13 +106,7 @@ class ForkServers:
             f"mount --make-rprivate /; mount --bind '{passwd}' /etc/passwd; "
             f"mount --bind '{self.system_config}' /etc/ssh/ssh_config; exec \"$@\""
         )
-        script = Path(__file__).with_name("fork_server.py")
-        command = [*prefix, "unshare", "--mount", "sh", "-ec", mounts, "sh", sys.executable, str(script)]
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-            for _ in range(2)
-        ]
-        self._locks = [threading.Lock() for _ in self._processes]
+        self.commands = CommandServer(folder, [*prefix, "unshare", "--mount", "sh", "-ec", mounts, "sh"])
 
     def enter(self, home: Path) -> Path:
         """Make a directory the user's home; returns its name in passwd."""
@@ -124,40 +114,20 @@ class ForkServers:
         self._home.symlink_to(home)
         return self._home
 
-    def run(self, number: int, order: Mapping[str, object]) -> int | None:
-        """Run an order; returns its exit code."""
-        process = self._processes[number]
-        assert process.stdin and process.stdout
-        with self._locks[number]:
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        assert line, "the fork server ended"
-        code: int | None = json.loads(line)["code"]
-        return code
-
-    def close(self) -> None:
-        """End both."""
-        for process in self._processes:
-            assert process.stdin and process.stdout
-            process.stdin.close()
-            process.wait(TIMEOUT_S)
-            process.stdout.close()
-
 
 @dataclass
 class User:
     """A user of this machine, at the start with an empty ~/.ssh."""
 
-    servers: ForkServers
+    namespace: UserNamespace
     folder: Path
     transport: str = OPENSSH
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         (self.folder / "home/.ssh").mkdir(parents=True, mode=0o700)
-        self.home = self.servers.enter(self.folder / "home")
-        self.servers.system_config.write_text("")
+        self.home = self.namespace.enter(self.folder / "home")
+        self.namespace.system_config.write_text("")
         self.ssh_folder = self.home / ".ssh"
         self.known_hosts = self.ssh_folder / "known_hosts"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "HIL_", "DISPLAY"))}
@@ -188,26 +158,18 @@ class User:
         with self.known_hosts.open("a") as file:
             file.write(f"{name or f'[{LOOPBACK}]:{server.port}'} {public}")
 
-    def run(self, *argv: str, at: int = 0, stdin: Path = Path(os.devnull), timeout: float = TIMEOUT_S) -> Ended:
+    def run(self, *argv: str, stdin: Path = Path(os.devnull), timeout: float = TIMEOUT_S) -> Ended:
         """Run a program (``hil`` is this checkout's) without a terminal."""
-        out, err = self.folder / f"out{at}", self.folder / f"err{at}"
         without_ssh = argv[0] == "hil" and self.transport == PARAMIKO
-        order = {
-            "argv": argv,
-            "env": {**self.env, "PATH": _PATH_WITHOUT_SSH} if without_ssh else self.env,
-            "cwd": str(self.folder),
-            "streams": [str(stdin), str(out), str(err)],
-            "timeout": timeout,
-        }
-        code = self.servers.run(at, order)
-        ended = Ended(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
-        assert "Traceback" not in ended.err, ended.err
-        return ended
+        env = {**self.env, "PATH": _PATH_WITHOUT_SSH} if without_ssh else self.env
+        done = self.namespace.commands.run(argv, env=env, cwd=self.folder, stdin=stdin, timeout=timeout)
+        assert "Traceback" not in done.err, done.err
+        return Ended(done.code, done.out, done.err)
 
     def ssh(self, name: str = "board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
         """Log in by plain `ssh`; ``options`` are its own."""
         command = ["ssh", "-o", "BatchMode=yes", *options, name, "printenv SSH_CONNECTION"]
-        return self.run(*command, at=0, timeout=timeout)
+        return self.run(*command, timeout=timeout)
 
     def hil(self, address: str = "ssh:board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
         """Log in by `hil board shell`; ``options`` are its own. For OpenSSH's transport alone: skips otherwise."""
@@ -216,12 +178,12 @@ class User:
 
     def _hil(self, address: str, *options: str, timeout: float) -> Ended:
         command = ["hil", "board", "shell", *options, address, "--", "printenv", "SSH_CONNECTION"]
-        return self.run(*command, at=1, timeout=timeout)
+        return self.run(*command, timeout=timeout)
 
     def ping(self) -> Ended:
         """Run a command on the board by `hil board ping`, without an agent. For OpenSSH's transport alone."""
         self._require_openssh()
-        return self.run("hil", "board", "ping", "ssh:board", "--runtime-hw-type", "command", "--count", "1", at=1)
+        return self.run("hil", "board", "ping", "ssh:board", "--runtime-hw-type", "command", "--count", "1")
 
     def _require_openssh(self) -> None:
         if self.transport == PARAMIKO:
@@ -250,10 +212,10 @@ def host(name: str, server: Sshd, *more: str, hostname: str = LOOPBACK) -> str:
 
 
 @contextmanager
-def fork_servers(folder: Path, prefix: tuple[str, ...] = ()) -> Iterator[ForkServers]:
-    """The processes of a module's tests; ``prefix`` is the start of their command line, such as nsenter's."""
-    servers = ForkServers(folder, prefix)
+def user_namespace(folder: Path, prefix: tuple[str, ...] = ()) -> Iterator[UserNamespace]:
+    """The namespace of a module's tests; ``prefix`` is the start of the server's command line, such as nsenter's."""
+    namespace = UserNamespace(folder, prefix)
     try:
-        yield servers
+        yield namespace
     finally:
-        servers.close()
+        namespace.commands.close()

@@ -15,6 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from support.commands import run_hil
 from support.models import DIGITS, save_model
 from support.schemas import SCHEMAS, check_document
 from support.waiting import eventually
@@ -46,11 +47,10 @@ def call(folder: Path) -> Callable[..., Any]:
     environment = {**os.environ, "HIL_CACHE_DIR": str(folder / "cache")}
 
     def run(*args: object) -> Any:
-        command = [*HIL, *map(str, args), "--json"]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-        document = json.loads(done.stdout)
+        done = run_hil([*map(str, args), "--json"], environment, folder)
+        document = done.document
         if "id" not in document or args[0] == "run":  # `runs show` prints the exit code of the shown run
-            assert document.get("exit_code", 0) == done.returncode
+            assert document.get("exit_code", 0) == done.code
         return document
 
     return run
