@@ -55,7 +55,7 @@ class Board:
         return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
 
-@pytest.fixture(params=["hil.agent", "hil.sim"])
+@pytest.fixture(params=["hil.agent", pytest.param("hil.sim", marks=pytest.mark.slow)])
 def module(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -159,6 +159,7 @@ def test_agent_serves_clients_despite_silent_calls(start, path):
         assert late or not all(call.done() for call in kept) or path.endswith("Missing")
 
 
+@pytest.mark.slow
 def test_agent_serves_clients_despite_idle_clock_streams(board):
     with raw_of(board) as channel:
         clock = channel.stream_stream("/hil.v1.Board/Clock")
@@ -171,6 +172,7 @@ def test_agent_serves_clients_despite_idle_clock_streams(board):
         assert_everybody_gets_in(board, fence=5)
 
 
+@pytest.mark.slow
 def test_agent_ends_silent_call_and_frees_thread(start):
     board = start("hil.agent")
     with raw_of(board) as channel:
@@ -225,6 +227,7 @@ def test_agent_serves_clients_while_program_hangs(hung):
     assert board.threads < before + 150
 
 
+@pytest.mark.slow
 def test_agent_frees_threads_of_cancelled_calls(hung):
     _, client, program = hung
     for _ in range(4):
@@ -245,6 +248,7 @@ def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
     return call.code(), type(error).__name__
 
 
+@pytest.mark.slow
 def test_waiting_clients_do_not_block_takeover(board):
     with client_of(board) as holder, raw_of(board) as channel:
         holder.open_session("holder", ttl_s=60, wait_s=5, on_wait=print)
@@ -279,6 +283,7 @@ def deaf_call(board: Board, path: str, message: bytes) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 def test_agent_frees_threads_of_deaf_owners(start):
     """Take the session repeatedly from owners without room for a response."""
     board = start("hil.agent")
@@ -318,6 +323,7 @@ def test_agent_serves_clients_despite_silent_data_connections(board, method):
         assert time.monotonic() - begun < SOON_S
 
 
+@pytest.mark.slow
 def test_agent_frees_threads_of_deaf_data_owners(board):
     before = board.threads
     with contextlib.ExitStack() as kept, client_of(board) as client:
@@ -361,6 +367,7 @@ def test_agent_limits_inline_tensor_size(board, add_programs):
         np.testing.assert_array_equal(client.invoke(program, {"a": X, "b": X}).outputs["sum"], X + X)
 
 
+@pytest.mark.slow
 def test_client_streams_many_small_tensors_above_message_limit(board, tmp_path):
     import onnx
     from onnx import TensorProto, helper

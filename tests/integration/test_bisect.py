@@ -163,6 +163,7 @@ def test_bisect_reproduces_fault_from_stored_files(hil, doubling):
     assert hil(*again.split(), "--json").case["outcome"] == "FAIL"
 
 
+@pytest.mark.slow
 def test_bisect_skips_layers_with_random_inputs(hil, simulator, tmp_path):
     onnx.save(noisy(), tmp_path / "noisy.onnx")
     document = hil("bisect", "noisy.onnx", "--board", simulator, *ORT, "--json").document
@@ -276,6 +277,7 @@ def test_bisect_allows_quantization_steps_of_quantized_flow(hil, simulator):
     assert document["flow"] == flow[1]
 
 
+@pytest.mark.slow
 def test_bisect_runs_only_requested_mode(hil, simulator, doubling):
     for way, other in (("isolated", "cumulative"), ("cumulative", "isolated")):
         document = hil("bisect", doubling, "--board", simulator, *ORT, f"--{way}", "--json").document
@@ -285,6 +287,7 @@ def test_bisect_runs_only_requested_mode(hil, simulator, doubling):
         assert (document["whole"] is None) == (way == "isolated")
 
 
+@pytest.mark.slow
 def test_bisect_skips_layer_below_atol(hil, simulator, tmp_path):
     nodes = [
         helper.make_node("Mul", ["x", "small"], ["a"], "shrink"),

@@ -169,6 +169,7 @@ def test_board_check_passes_simulator(hil):
     assert hil_two.code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_board_check_warns_about_missing_python(hil, make_board):
     board = make_board()
@@ -371,6 +372,7 @@ def test_run_explains_load_error_of_other_cpu_architecture(hil, tmp_path):
     assert f"compiled for {arch} {cpu}, the board is" in json.dumps(ended.case)
 
 
+@pytest.mark.slow
 @pytest.mark.daily
 def test_board_recover_runs_steps_until_board_works(hil, tmp_path):
     reset = tmp_path / "reset"

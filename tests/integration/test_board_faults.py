@@ -234,6 +234,7 @@ def test_killed_controller_frees_board(start, passes, ready):
     passes(ready)
 
 
+@pytest.mark.slow
 def test_interrupted_controller_frees_board(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")

@@ -68,6 +68,7 @@ def test_run_limits_package_failure_to_case(acme: Callable[..., Ended], board: s
     assert ended.code == 3
 
 
+@pytest.mark.slow
 def test_suite_limits_package_failure_to_case(acme: Callable[..., Ended], board: str, tmp_path: Path) -> None:
     wanted = save_models(tmp_path / "nets", OUTCOMES | RECIPE)
     ended = acme("suite", "run", "nets", "--no-layers", "--flow", "acme", "--board", board, "--out", "out")
@@ -78,6 +79,7 @@ def test_suite_limits_package_failure_to_case(acme: Callable[..., Ended], board:
     assert ended.code == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["exit", "wrong"])
 @pytest.mark.parametrize("board", ["usb", "lab"])
 def test_failing_board_package_reports_board_unreachable(acme, tmp_path: Path, board: str, way: str) -> None:

@@ -247,6 +247,7 @@ def iree() -> Iterator[IreeRuntime]:
     yield IreeRuntime({})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_static", [False, True], ids=["growing cache", "static cache"])
 def test_decoder_runs_on_iree_with_all_lengths(
     is_static: bool,

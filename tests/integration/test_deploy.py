@@ -192,6 +192,7 @@ def test_deploy_recovers_after_cable_cut(make_board: MakeBoard, log_in: LogIn):
     assert usable_runtimes(shell, put(shell)) == {"iree"}
 
 
+@pytest.mark.slow
 def test_concurrent_deploys_share_single_upload(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64", netem="rate 20mbit")  # slow enough that both deploys overlap
     said: list[str] = []

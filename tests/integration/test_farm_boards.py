@@ -217,6 +217,7 @@ def test_lease_stops_command_when_lease_ends(
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_lease_without_command_lasts_until_signal(
     farm: FakeFarm, environment: dict[str, str], tmp_path: Path, hil: Callable[..., Ended], number: int
@@ -255,6 +256,7 @@ def test_lease_forwards_sigterm_to_command(farm: FakeFarm, environment: dict[str
     assert farm.leases[0].over == "released"
 
 
+@pytest.mark.slow
 def test_lease_without_waiting_takes_only_free_board(farm: FakeFarm, hil: Callable[..., Ended]) -> None:
     assert hil("farm", "lease", "--wait", "0", "true").code == 0
     farm.max_boards = 0

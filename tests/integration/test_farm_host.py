@@ -189,6 +189,7 @@ def test_job_continues_during_gateway_outage(lab, away_s):
     assert (result["outcome"], result["attempts"]) == ("PASS", 1)
 
 
+@pytest.mark.slow
 def test_job_continues_while_host_reconnects(lab):
     name, board = lab.begun(_of_seconds(lab, 3))
     worker = lab.host.worker(board)

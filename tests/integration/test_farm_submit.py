@@ -91,6 +91,7 @@ def test_submit_exits_with_job_exit_code(call, tmp_path):
     assert call("status", document["name"], "--json").document["job"]["attempts"] == 1
 
 
+@pytest.mark.slow
 def test_submit_uploads_input_files_only_on_first_use(call, tmp_path):
     image = np.load(DIGITS / "digits_test.npz")["image"][:1]
     np.savez(tmp_path / "in.npz", image=image)

@@ -141,6 +141,7 @@ def test_flagfile_expectations_match_iree_run_module(hil, simulator, torch_modul
     assert hil("run", "--flagfile", "flags", "--board", simulator).code == code
 
 
+@pytest.mark.slow
 def test_bundle_takes_types_of_undeclared_program_from_cases(hil, simulator, torch_module, tmp_path):
     program = torch_module.with_suffix(".vmfb")
     for name, values in (("x", [1, 2, 3, 254]), ("y", [2, 3, 4, 255]), ("wrong", [2, 3, 4, 5])):

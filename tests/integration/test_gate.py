@@ -99,6 +99,7 @@ def test_gate_finds_wrong_answer_and_passes_unchanged_program(
     assert (ended.code, found["verdict"], found["old"]["again"]) == (1, "broken", "PASS"), found
 
 
+@pytest.mark.slow
 def test_gate_blames_board_if_both_programs_fail(
     repository: Path, git: Callable[..., None], hil: Callable[..., Ended]
 ) -> None:

@@ -88,6 +88,7 @@ def test_generation_names_fault_on_onnxruntime(generate, fault, expected):
     assert case["reason"].startswith(expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kv_slot:position=24", "wrong_layer:position=27"])
 def test_generation_names_fault_on_iree(generate, fault):
     code, case = generate(*IREE, "--fault", fault)
@@ -105,23 +106,27 @@ def test_generation_passes_with_free_tokens(generate, runtime):
 IN_ARITHMETIC = (*ORT, "--timeout", "300", "--runtime-hw-type")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("board", ["sim-f16", "sim-bf16"])
 def test_generation_passes_in_arithmetic_of_board(generate, board):
     code, case = generate(*IN_ARITHMETIC, board)
     assert (code, case["outcome"]) == (0, "PASS"), case["reason"]
 
 
+@pytest.mark.slow
 def test_generation_names_fault_in_arithmetic_of_board(generate):
     _, case = generate(*IN_ARITHMETIC, "sim-f16", "--fault", "kv_slot:position=24")
     assert case["reason"].startswith(FAULTS["kv_slot:position=24"][1])
 
 
+@pytest.mark.slow
 def test_generation_names_mask_that_shows_next_token(generate, static_decoder):
     code, case = generate(*ORT, "--fault", "mask:how=show-next", model=static_decoder)
     assert (code, case["outcome"]) == (1, "FAIL")
     assert case["reason"].startswith("mask, in the prompt, position 0, present.1.value, prefill only: at position 0")
 
 
+@pytest.mark.slow
 def test_run_finds_smallest_failing_prompt(hil, tmp_path, static_decoder):
     spec = tmp_path / "generate.toml"
     spec.write_text(f'steps = 0\nlengths = [1, 9]\n[[prompt]]\nname = "one"\ntokens = {PROMPT}\n')
@@ -245,6 +250,7 @@ def test_bisect_finds_wrong_operator_of_wrong_call(hil, tmp_path):
     assert note.startswith("the bisected call is that of prompt right, positions 0 to 2: layer 1, in the prompt")
 
 
+@pytest.mark.slow
 def test_bisect_of_right_prompts_uses_last_call(hil, tmp_path):
     spec = write_spec(tmp_path, one=(PROMPT, FORCED[:3]))
     found = hil("bisect", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--cumulative", "--json")

@@ -31,6 +31,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("fifo", "socket", "zero", "folder")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "zero"])
 def test_cli_rejects_special_files_quickly(hil, doubling, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -101,6 +102,7 @@ def test_run_stores_tensors_under_safe_names(hil, simulator, tmp_path):
     assert (case["outcome"], case["inputs"][0]["name"], case["outputs"][0]["name"]) == ("PASS", x, y)
 
 
+@pytest.mark.slow
 def test_golden_import_rejects_links_out_of_directory(hil, doubling, tmp_path):
     assert hil("bundle", "create", doubling, "--runtime-hw-type", "sim", "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "golden", "--to", "golden").code == 0

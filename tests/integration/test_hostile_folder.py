@@ -129,6 +129,7 @@ def test_untrusted_board_config_cannot_obtain_token(folder, there, environment):
     assert heard == []
 
 
+@pytest.mark.slow
 def test_board_trust_json_matches_schema(folder, there):
     (folder / "board_configs" / "kitchen.toml").write_text('[connection]\naddress = "unix:/a"\n')
     for words, verb in (
@@ -188,6 +189,7 @@ def test_pip_command_ignores_modules_in_working_directory(folder, marker, monkey
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_python_m_hil_ignores_modules_in_working_directory(folder, marker, environment):
     """Only `python -P` protects modules that Python imports earlier (runpy, typing, ...)."""
     hostile_modules(folder, marker)

@@ -134,6 +134,7 @@ def test_unload_removes_files_written_by_program(board: Board, open_folder: Path
     assert board.is_well()
 
 
+@pytest.mark.slow
 def test_agent_ends_slow_answer_at_timeout(board: Board):
     start = time.monotonic()
     with pytest.raises(errors.StageTimeout, match="run exceeded the limit of 2 s"):
@@ -202,6 +203,7 @@ def test_program_error_cannot_blame_board(board: Board, kind: str):
     assert board.is_well()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["line", "lines"])
 def test_agent_bounds_memory_for_endless_stderr(board: Board, what: str):
     before = board.rss()
@@ -276,6 +278,7 @@ def test_unprivileged_agent_confines_workers(make_board: Callable[..., Board], o
     eventually(lambda: not any(map(_lives, left)))
 
 
+@pytest.mark.slow
 def test_unload_spares_processes_of_other_programs(board: Board, tmp_path: Path):
     folders = [tmp_path / name for name in "ab"]
     loaded = []
@@ -290,6 +293,7 @@ def test_unload_spares_processes_of_other_programs(board: Board, tmp_path: Path)
     assert board.client.invoke(loaded[1].program_id, {}, timeout=60).outputs
 
 
+@pytest.mark.slow
 def test_agent_prepares_spare_workers_per_existing_device(board: Board):
     for number in range(40):
         with pytest.raises(errors.BoardUnfit, match=f"cannot find device 'no-{number}' on this board"):
@@ -306,6 +310,7 @@ def test_agent_prepares_spare_workers_per_existing_device(board: Board):
     eventually(lambda: not spares & board.below())
 
 
+@pytest.mark.slow
 def test_session_without_load_preserves_spare_workers(board: Board):
     board.client.close_session()
     board.client = board.connect()

@@ -77,6 +77,7 @@ def test_layers_notes_random_layers(hil, tmp_path):
     assert sum(row["by_chance"] for row in rows) == len(told) == 3
 
 
+@pytest.mark.slow
 def test_layers_seed_determines_saved_values(hil, tmp_path):
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         hil("layers", DIGITS / "digits_cnn.onnx", "--save", folder, "--seed", seed)
@@ -84,6 +85,7 @@ def test_layers_seed_determines_saved_values(hil, tmp_path):
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
 
+@pytest.mark.slow
 def test_layers_handles_open_dimensions(hil, tmp_path):
     onnx.save(dynamic_batch(), tmp_path / "batch.onnx")
     assert "Nx3x4 float32" in hil("layers", "batch.onnx").out

@@ -119,6 +119,7 @@ def usual_mib(tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 # Run two kinds of flood on every change; each takes seconds of CPU time.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "which",
     [pytest.param(one, marks=[pytest.mark.slow] * (one not in ("Describe", "Invoke, streamed"))) for one in FLOODS],
@@ -178,6 +179,7 @@ def test_client_detects_frozen_agent_within_15_s(call: str, listen: str, tmp_pat
         stop_process(process)
 
 
+@pytest.mark.slow
 def test_describe_detects_frozen_agent(tmp_path: Path) -> None:
     process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store")
     client = AgentClient(AgentEndpoint(address), "frozen")

@@ -26,11 +26,11 @@ COMMANDS = {
         ("runs", "list"),
         ("compare", "a.npy", "a.npy", "--plot", "differences.png"),
     ],
-    "onnxruntime": [("run", DIGITS, "--runtime", "onnxruntime")],
-    "tflite": [("run", EXAMPLES / "tflite" / "digits.tflite")],
 }
 LONG = (pytest.mark.slow, pytest.mark.timeout(3600))
 SLOW_COMMANDS = {
+    "onnxruntime": [("run", DIGITS, "--runtime", "onnxruntime")],
+    "tflite": [("run", EXAMPLES / "tflite" / "digits.tflite")],
     "bench": [("bench", DIGITS, "--iterations", "10")],
     "suite": [("suite", "run", EXAMPLES / "digits", "--filter", "digits_cnn_full_model")],
     "bundle": [

@@ -125,6 +125,7 @@ def test_run_passes_when_profiler_fails(hil, tmp_path, how):
     assert [call.kind for call in profile.calls][:1] == ["timed"]
 
 
+@pytest.mark.slow
 def test_profile_reports_clock_jump(hil, tmp_path):
     ended = hil("run", DIGITS_CNN, "--profile", "out", "--fault", "clock:jump=5", "--json")
     assert ended.code == 0, ended.err
@@ -153,6 +154,7 @@ def test_run_limits_profiled_iterations(hil, tmp_path):
     assert note.startswith(f"requested 3000 iterations after 2 warm-up iterations, profiled only {count} after 2")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_writing_profile_preserves_outcome(hil, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN)]
     # The compiler profile comes first and takes seconds: it is never cached.

@@ -143,6 +143,7 @@ def profile(simulated, odd):
     return make
 
 
+@pytest.mark.slow
 def test_profile_supports_every_dtype(profile):
     for dtype in DTYPES:
         value = np.array([1, 0, 1], np.uint8).astype(np.float32).astype(dtype_of(dtype))
@@ -175,6 +176,7 @@ def test_profile_rejects_unsupported_scalar_dtype(profile):
         profile("half", n=np.array(1, np.float16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
 @pytest.mark.parametrize(
     ("how", "words"),

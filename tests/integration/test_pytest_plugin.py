@@ -92,6 +92,7 @@ def test_mismatch_fails_test_and_prints_working_commands(project):
     assert not list((project.folder / ".hil").rglob("*.npy")), "a test that passes removes the files of its failure"
 
 
+@pytest.mark.slow
 def test_runtimes_are_targets(project, small):
     project.set_up(small)
     tested = project.test("--hil-runtime=onnxruntime", "--hil-runtime=iree", "--hil-no-layers")
@@ -333,6 +334,7 @@ reason = "was wrong once"
     assert strict.outcomes == {"digits_cnn_full_model-sim-undeclared": "failure"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

@@ -139,6 +139,7 @@ def test_workers_use_all_boards_exclusively(project, small, start_agent):
     assert len(tested.outcomes) == 8
 
 
+@pytest.mark.slow
 def test_busy_board_fails_after_hil_wait(project, small, start_agent, open_client):
     project.set_up(small)
     address = start_agent()

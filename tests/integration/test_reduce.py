@@ -66,6 +66,7 @@ def test_wrong_node_is_found_with_report_and_bundle(hil, tmp_path):
     assert [one["key"] for one in resumed["trials"]] == [one["key"] for one in stored["trials"]]
 
 
+@pytest.mark.slow
 def test_failed_case_of_stored_run_is_reduced(hil, tmp_path):
     assert hil("run", DIGITS_CNN, *ORT, "--fault", "crash:needs=pool1", "--seed", "3").code == 3
     document, model = reduced(hil("reduce", "latest", "--json"), 3, tmp_path)
@@ -73,6 +74,7 @@ def test_failed_case_of_stored_run_is_reduced(hil, tmp_path):
     assert document["failure"]["outcome"] == "RUN_CRASH" and document["request"]["seed"] == 3
 
 
+@pytest.mark.slow
 def test_hang_is_reduced_within_limit_of_runs(hil, tmp_path):
     given = ("--fault", "hang:needs=fc1", "--timeout", "2", "--max-runs", "4", "--json")
     document, _ = reduced(hil("reduce", DIGITS_CNN, *ORT, *given), 3, tmp_path)

@@ -196,6 +196,7 @@ def test_unfailable_flow_tolerance_falls_back_to_default(hil, simulator, tmp_pat
     assert "BLIND" in {case["outcome"] for case in given.document["cases"]}
 
 
+@pytest.mark.slow
 def test_boards_share_cases(hil, start_agent, models):
     boards = [start_agent("--fault", "pace:seconds=1", module="hil.sim") for _ in range(2)]
     options = [option for board in boards for option in ("--board", board)]
@@ -204,6 +205,7 @@ def test_boards_share_cases(hil, start_agent, models):
     assert {case["board"] for case in ended.document["cases"]} == set(boards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "word"),
     slow_except(
@@ -301,6 +303,7 @@ def test_ctrl_c_saves_reports_and_prints_resume_command(hil, environment, models
     assert len(records(out)) == 7
 
 
+@pytest.mark.slow
 def test_resume_rejects_run_with_missing_models(hil, simulator, models):
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator, "--out", "out")
     assert hil(*run).code == 0
@@ -310,6 +313,7 @@ def test_resume_rejects_run_with_missing_models(hil, simulator, models):
     assert hil(*run).code == 2  # the directory is in use
 
 
+@pytest.mark.slow
 def test_resume_reruns_cases_with_changed_inputs(hil, simulator, models, tmp_path):
     shutil.copy(models / "net.onnx", models / "other.onnx")
     flow = '[mine]\ndescription = "d"\nruntime = "onnxruntime"\n'
@@ -384,6 +388,7 @@ def test_resume_rejects_invalid_suite_record(hil, tmp_path, monkeypatch, request
     assert ended.code == 2 and text in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -95,6 +95,7 @@ def test_corrupted_output_fails(hil):
     assert (ended.code, ended.case["outcome"]) == (1, "FAIL"), ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -114,6 +115,7 @@ def test_run_rejects_invalid_arguments_before_running(hil, simulator, pictures, 
     assert words in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.99])
 def test_truncated_model_gives_import_error(hil, simulator, tmp_path, share):
     data = FLOAT.read_bytes()
@@ -123,6 +125,7 @@ def test_truncated_model_gives_import_error(hil, simulator, tmp_path, share):
     assert "cut.tflite" in ended.case["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_model_ends_with_outcome(hil, simulator, tmp_path, seed):
     data = np.frombuffer(FLOAT.read_bytes(), np.uint8).copy()

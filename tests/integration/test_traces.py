@@ -218,6 +218,7 @@ def test_names_of_iree_tests_compile_module(place, module, name):
         BackendInfo("iree_vmlaa").compile(module)
 
 
+@pytest.mark.slow
 def test_compare_backends_checks_onnx_model_with_onnxruntime():
     def predicted(module):
         module.predict(uniform([1, 1, 8, 8]))

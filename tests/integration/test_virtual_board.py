@@ -159,6 +159,7 @@ def test_reboot_ends_processes_and_preserves_disk(make_board: MakeBoard, arch: s
     assert "sleep" not in board.run(["ps", "ax"]).stdout
 
 
+@pytest.mark.slow
 def test_reboot_command_restarts_board(make_board: MakeBoard) -> None:
     board = make_board()
     boot_id = "cat /proc/sys/kernel/random/boot_id"
@@ -167,6 +168,7 @@ def test_reboot_command_restarts_board(make_board: MakeBoard) -> None:
     eventually(lambda: ssh(board, boot_id).stdout.strip() not in ("", before))
 
 
+@pytest.mark.slow
 def test_power_cut_leaves_connection_open_at_client(
     make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]
 ) -> None:
@@ -225,6 +227,7 @@ def connect_s(board: VirtualBoard) -> float:
         return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_netem_delay_slows_every_connection(make_board: MakeBoard) -> None:
     board = make_board(netem="delay 160ms 10ms")
     assert min(connect_s(board) for _ in range(3)) > 0.3
@@ -233,6 +236,7 @@ def test_netem_delay_slows_every_connection(make_board: MakeBoard) -> None:
     assert min(connect_s(board) for _ in range(3)) > 0.3, "it is the network that is slow, whatever the board does"
 
 
+@pytest.mark.slow
 def test_netem_loss_preserves_data(make_board: MakeBoard) -> None:
     board = make_board(netem="loss 5%")
     assert said(board, "head -c 2M /dev/zero | sha256sum") == said(board, "head -c 2M /dev/zero | sha256sum")
@@ -275,6 +279,7 @@ def links() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_board_stops_when_starter_exits(arch: str, end: signal.Signals) -> None:
@@ -330,6 +335,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
         made("down", line.split("\t")[0])
 
 
+@pytest.mark.slow
 def test_up_command_starts_board_and_prints_address(command: Command) -> None:
     done = command("up", "pi", "--netem", "delay 1ms")
     reach = json.loads(done.stdout)
@@ -372,6 +378,7 @@ def test_command_rejects_invalid_arguments(command: Command, words: list[str], m
 NO_NAMESPACES = 'echo 0 >/proc/sys/user/max_user_namespaces; exec "$@"'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before, message",
     [
@@ -389,6 +396,7 @@ def test_command_reports_missing_privileges(command: Command, before: list[str],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen, code, summary",
     [("1", 0, "1 skipped"), ("", 1, "require root")],

@@ -206,6 +206,7 @@ def test_job_page_streams_log_and_stores_result(
     assert page.troubles == []
 
 
+@pytest.mark.slow
 def test_job_page_shows_cases_of_running_job(
     farm: RunningFarm, address: str, page: Page, held: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

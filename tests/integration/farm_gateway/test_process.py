@@ -188,6 +188,7 @@ def test_gateway_survives_database_restart(tmp_path: Path) -> None:
         assert not board.error  # the stream survived
 
 
+@pytest.mark.slow
 def test_gateway_waits_for_late_database(tmp_path: Path) -> None:
     with running_server(tmp_path / "postgres") as server:
         db = server.make_farm("farm")
@@ -311,6 +312,7 @@ def test_gateway_ignores_body_of_unauthenticated_request(farm_db: str, tmp_path:
         assert grown < 150
 
 
+@pytest.mark.slow
 def test_silent_connections_do_not_block_clients(farm_db: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as kept:
         with few_files():

@@ -241,6 +241,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(["run", "suite", "bench", "bisect", "board"], 0, 1))
 def test_prompt_stays_visible_and_ctrl_c_exits_immediately(
     sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None, name: str
@@ -306,6 +307,7 @@ def test_pytest_plugin_shows_prompt_despite_capture(
         assert asked.ended() == pytest.ExitCode.INTERRUPTED
 
 
+@pytest.mark.slow
 def test_pytest_plugin_reports_non_interactive_login(
     sshd: Sshd, workloads: dict[str, list[object]], tmp_path: Path, fresh_cache: None
 ) -> None:

@@ -33,6 +33,7 @@ KINDS = [
     if issubclass(kind, errors.HilError) and kind is not errors.HilError
 ]
 SIZES = (0, 1, 16 << 10, 1 << 20)
+_SIZES = [pytest.param(size, marks=pytest.mark.slow if size == 1 else ()) for size in SIZES]
 PARTS = ("message", "hint", "detail")
 # Text repeated to fill a part: plain, four bytes per character, invalid UTF-8, and characters that gRPC escapes.
 FILLS = {"ascii": "x", "wide": "\U0001f600", "no UTF-8": b"\xff\xfe".decode("utf-8", "surrogateescape"), "nul": "\0%\n"}
@@ -118,7 +119,7 @@ def told(client: AgentClient, stage: str = "run") -> errors.HilError:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", _SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_agent_error_arrives_complete_for_any_length(agent, kind, size):
     servicer, client = agent
@@ -141,7 +142,7 @@ def test_agent_error_arrives_complete_for_any_length(agent, kind, size):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", _SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gateway_error_arrives_with_type_for_any_length(gateway, kind, size):
     servicer, client = gateway

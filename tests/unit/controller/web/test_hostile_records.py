@@ -47,6 +47,7 @@ def test_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
     assert kinds == {"run", "suite", "bench", "bisect", "trace"}
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["script", "quotes", "half", "turned"])
 def test_pages_escape_record_keys(tmp_path: Path, name: str) -> None:
@@ -149,6 +150,7 @@ def test_saved_pages_escape_record_texts(tmp_path: Path, name: str) -> None:
             assert client.get("/share", params={"page": page}).status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_pages_skip_named_pipes(tmp_path: Path) -> None:
     hostile_root(tmp_path, "x")
