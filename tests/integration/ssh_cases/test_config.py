@@ -341,7 +341,7 @@ def test_world_writable_included_file_fails(keyed: User, sshd: Sshd) -> None:
 
 def test_user_config_precedes_system_config(keyed: User, sshd: Sshd) -> None:
     keyed.configure("Host board", f"  Port {sshd.port}")
-    keyed.servers.system_config.write_text(f"Host board\n  Port 1\n  HostName {LOOPBACK}\n")
+    keyed.namespace.system_config.write_text(f"Host board\n  Port 1\n  HostName {LOOPBACK}\n")
     keyed.both().assert_logged_in()
 
 
