@@ -106,7 +106,16 @@ def board_id() -> str:
 def readings(root: Path = _ROOT) -> list[pb.Reading]:
     """Return the values that may change while a program runs, with names from :func:`hil.core.cpuinfo.readings`."""
     files = [file for pattern in _WATCHED for file in sorted(root.glob(pattern), key=_numbers)]
-    return [pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})]
+    return _change([pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})])
+
+
+_change: Callable[[list[pb.Reading]], list[pb.Reading]] = list
+
+
+def replace_readings(change: Callable[[list[pb.Reading]], list[pb.Reading]]) -> None:
+    """Change this process's readings and counters before they are returned, for a simulated board."""
+    global _change
+    _change = change
 
 
 def _numbers(path: Path) -> list[int]:
@@ -156,7 +165,7 @@ class Counters:
         at = now_ns()
         found = [*self._cores(), *self._sensors(), *self._memory(), *self._pressure(), *self._processes()]
         readings = [pb.Reading(name=name, value=value, unit=unit) for name, value, unit in found]
-        return pb.CounterSample(clock_ns=at, readings=readings)
+        return pb.CounterSample(clock_ns=at, readings=_change(readings))
 
     def _cores(self) -> Iterator[tuple[str, float, str]]:
         for match in _CORE.finditer(self._read(self._proc / "stat")):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.agent import forkserver
+from hil.agent import forkserver, machine
 from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
 from hil.agent.runtimes import is_described_apart
@@ -31,6 +31,7 @@ from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
+from hil.sim.conditions import SimConditions
 from hil.sim.faults import SimClock
 from hil.sim.link import FaultyLink
 
@@ -94,6 +95,9 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
 
     def make_store(root: Path, quota: Quota) -> BlobStore:
         charges.arm(found)  # only after locking the store
+        conditions = SimConditions(found, root / "faults")
+        if conditions.are_simulated:
+            machine.replace_readings(conditions.change_readings)
         if "kill-agent" in by_name:
             faults.watch_for_end(root)
         if "clock" in by_name:
@@ -145,9 +149,10 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    # These faults count their occurrences, loads or runs in files.
+    # These faults count their occurrences, loads or runs in files, or store the time of the first run.
     counted = any(
-        fault.keys.get("times") or fault.keys.get("when") == "reload" or fault.name == "wedge" for fault in found
+        fault.keys.get("times") or fault.keys.get("when") == "reload" or fault.name in ("wedge", "throttle")
+        for fault in found
     )
     writable = [store.absolute() / "faults"] if counted else []
     # These faults reach outside the worker: they change the shared clock or kill the agent.

@@ -23,6 +23,12 @@ name             effect                                                         
 ``pace``         every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
 ``wedge``        from run ``after`` (0) since the simulator's start, every run does ``how``: fail or        always
                  hang, until the file ``reset`` exists
+``throttle``     from ``after`` (1) seconds after the first run, for ``lasts`` (0: without end) seconds, the      always
+                 device is throttled: runs take ``factor`` (2) times as long, and the readings show it
+``noise``        every run takes longer by a random share: half-normal with ``share`` (0.1) and ``seed``    always
+                 (0)
+``load``         other programs keep ``cores`` (1) cores busy, and half of the runs, chosen by ``seed``     always
+                 (0), take ``factor`` (1.5) times as long
 ``kv_slot``      from ``position`` (40), each step writes its cache entry one slot early: the entry         always
                  before is lost, and the own slot is zero
 ``mask``         ``how`` the mask is wrong: hide-newest hides each token from itself, show-next shows       always
@@ -87,6 +93,9 @@ _KEYS: dict[str, dict[str, Any]] = {
     "slowdown": {"factor": 1.1},
     "pace": {"seconds": 0.1},
     "wedge": {"after": 0, "how": "fail", "reset": ""},
+    "throttle": {"after": 1.0, "lasts": 0.0, "factor": 2.0},
+    "noise": {"share": 0.1, "seed": 0},
+    "load": {"cores": 1.0, "factor": 1.5, "seed": 0},
     "kv_slot": {"position": 40},
     "mask": {"how": "hide-newest"},
     "rope": {"position": 48},
@@ -136,6 +145,9 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     },
     "layer": (lambda layer: layer >= 0, "a layer from 0"),
     "after": (lambda number: number >= 0, "a run number from 0"),
+    "throttle.after": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
+    "lasts": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
+    "cores": (lambda cores: 0 < cores < math.inf, "above 0"),
     "reset": (lambda path: not path or Path(path).is_absolute(), "an absolute path"),
     "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),
     "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),

@@ -29,6 +29,7 @@ from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
+from hil.sim.conditions import SimConditions
 from hil.sim.faults import Charges, Fault, SimClock, affects, end_agent, parse
 from hil.sim.steps import SimSteps
 
@@ -76,8 +77,13 @@ class SimRuntime:
         slow = (float(fault.keys["factor"]) for fault in self._faults if fault.name == "slowdown")
         self.slowdown = max(slow, default=1.0)
         self.pace_s = max((float(fault.keys["seconds"]) for fault in self._faults if fault.name == "pace"), default=0.0)
+        self._conditions = SimConditions(self._faults, store / "faults")
         self._store = store
         self._arithmetic = options.get("arithmetic") or FLOAT32
+
+    def next_factor(self) -> float:
+        """Return how many times as long the conditions of the device make the next run."""
+        return self._conditions.next_factor()
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
@@ -277,15 +283,17 @@ class SimProgram:
 
     @contextlib.contextmanager
     def _slowed(self) -> Iterator[None]:
-        """Extend a run by the ``slowdown`` and ``pace`` faults."""
+        """Extend a run by the ``slowdown`` and ``pace`` faults, and by the device's conditions."""
+        conditions = self._runtime.next_factor()
+        factor = self._runtime.slowdown * conditions
         start = time.perf_counter_ns()
         yield
-        if self._runtime.slowdown > 1:
-            end = start + (time.perf_counter_ns() - start) * self._runtime.slowdown
+        if factor > 1:
+            end = start + (time.perf_counter_ns() - start) * factor
             while time.perf_counter_ns() < end:
                 pass
         if self._runtime.pace_s:
-            time.sleep(max(start / 1e9 + self._runtime.pace_s - time.perf_counter_ns() / 1e9, 0.0))
+            time.sleep(max(start / 1e9 + self._runtime.pace_s * conditions - time.perf_counter_ns() / 1e9, 0.0))
 
     def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile the real program, unless the profiling tool has a fault."""
