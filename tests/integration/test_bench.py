@@ -139,6 +139,16 @@ def test_bench_rejects_invalid_options_without_storing(hil, tmp_path, option, va
     assert not list(tmp_path.glob("hil-runs/*/*"))
 
 
+def test_bench_does_not_compare_on_throttled_board(bench):
+    faults = ("--fault", "pace:seconds=0.001", "--fault", "throttle:after=0.5")
+    document = bench(DIGITS_CNN, DIGITS_CNN, *faults, "--min-time", 0.5, "--no-check", "--fail-if-slower", 10)
+    assert (document["exit_code"], document["comparison"]) == (4, None)
+    assert "A-digits_cnn and B-digits_cnn: the board throttled" in document["not_comparable"][0]
+    for side in document["sides"]:
+        assert side["grade"]["grade"] == "F"
+        assert side["conditions"]["events"] == side["grade"]["reasons"]
+
+
 def test_bench_rejects_plain_run_as_baseline(hil, doubling, simulator):
     hil("run", doubling, "--board", simulator)
     ended = hil("bench", doubling, "--against", "latest")

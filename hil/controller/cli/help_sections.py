@@ -36,7 +36,17 @@ SECTIONS = {
         *("allow_blind", "allow_flush", "allow_unstable", "no_fallback", "no_check"),
     ),
     "Measurement": (
-        *("iterations", "warmup", "min_time_s", "concurrency", "repeat", "fresh_load", "recompile", "confirm"),
+        *(
+            "iterations",
+            "warmup",
+            "min_time_s",
+            "settle_s",
+            "concurrency",
+            "repeat",
+            "fresh_load",
+            "recompile",
+            "confirm",
+        ),
         *("min_effect", "fail_if_slower", "timeout", "jobs", "max_runs", "profile", "compile_time_profile"),
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),

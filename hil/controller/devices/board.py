@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _PUSH_TRIES = 4
 _PUSH_PAUSE_S = 0.1
+_CHANGES_MOST = 1000
 _PINGS_LAST_NS = 1_000_000_000
 
 
@@ -59,6 +61,7 @@ class Board:
         target: Description of the compile target, if detected from the board; "" if the config names the target.
         info: The client's description of the board, with the keys of Describe.
         client: Client for the board's calls. Reconnecting replaces the client.
+        changes: The latest changes of the board since the queue was last cleared, as from :func:`changed`.
 
     Raises:
         UsageError: The address or the config is invalid, or the runtime needs an agent.
@@ -68,6 +71,7 @@ class Board:
 
     def __init__(self, choice: BoardChoice, link: Link) -> None:
         self.closed = False
+        self.changes: deque[str] = deque(maxlen=_CHANGES_MOST)
         self._purpose = choice.purpose
         self._wait_s = choice.wait_s
         self._say = choice.say
@@ -110,8 +114,17 @@ class Board:
 
     def note(self, seen: Invocation) -> list[str]:
         """Update :attr:`info` with the board state after a run. Return the changes, as from :func:`changed`."""
-        before, self.info = self.info, {**self.info, **seen.state}
-        return changed(before, self.info)
+        return self._update(seen.state)
+
+    def refresh(self) -> None:
+        """Read the board's state now, so that earlier changes are not attributed to the next run."""
+        self._update(self.client.state())
+
+    def _update(self, state: Mapping[str, Any]) -> list[str]:
+        before, self.info = self.info, {**self.info, **state}
+        found = changed(before, self.info)
+        self.changes += found
+        return found
 
     @property
     def shell(self) -> Shell | None:

@@ -111,6 +111,10 @@ class BoardClient(Protocol):
         ``not_measured`` lists missing measurements.
         """
 
+    def state(self) -> dict[str, Any]:
+        """Return the fields of :meth:`info` that may change while the board runs. Call :meth:`info` first."""
+        return {}
+
     def notice(self) -> str:
         """Return a note for the user on what the board cannot measure, or "". Call :meth:`info` first."""
         return ""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hil.controller.records.base import Count, Record, note
+from hil.controller.records.conditions import Conditions, MeasurementGrade, Settling
 from hil.controller.records.generation import GenerationTimes
 from hil.controller.records.outputs import Origin, Placement
 from hil.controller.records.run import Seconds, StoredRepetition, StoredSpec
@@ -152,6 +153,9 @@ class SideRecord(Record, kw_only=True):
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None
     parallelism: Annotated[float | None, note("mean number of busy cores; null if the board does not report it")]
+    settling: Annotated[Settling | None, note("null without --settle")] = None
+    conditions: Annotated[Conditions | None, note("of the board; null if nothing was measured")] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null if nothing was measured")] = None
     generation: Annotated[SideGeneration | None, note("with --generate; an iteration is a whole generation")] = None
     program: BenchProgram | None
 
@@ -170,7 +174,9 @@ class BenchRecord(Record, kw_only=True):
         list[SideRecord], note("A, or A and B; with --generate, first those of A for each prompt", min_length=1)
     ]
     comparison: Annotated[
-        SpeedComparison | None, note("null for a single program, with too few rounds, or with --generate")
+        SpeedComparison | None,
+        note("null for a single program, with too few rounds, if a side has grade F, or with --generate"),
     ]
+    not_comparable: Annotated[list[str], note("with two programs: why grade F prevents a comparison")] = []
     prompts: Annotated[list[PromptComparison], note("two programs with --generate: a comparison per prompt")] = []
     exit_code: int

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hil.controller.analysis.bench.conditions import settle_boards, watch_conditions
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.prompts import group_sides, per_prompt
 from hil.controller.analysis.bench.stats import Batch, BenchJob
@@ -31,7 +32,7 @@ from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.records.restored import board_of_stored, copy_board_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
-from hil.controller.pipeline.settings.options import MAX_RUNS, Job, checked, kind_of_count
+from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, checked, kind_of_count
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.bench import BenchProgram, BenchRecord, SideLabel
@@ -79,6 +80,8 @@ def _check_settings(bench: BenchJob) -> None:
         )
     if not bench.min_time_s > 0:
         raise UsageError(f"invalid --min-time {bench.min_time_s:g}: expected more than 0 seconds")
+    if bench.settle_s is not None:
+        checked("--settle", bench.settle_s, SECONDS)
     if (out := bench.benchmark_out) is not None:
         with contextlib.suppress(OSError):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +245,10 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            with sample_file(run.folder, samples) as append:
+            if self.bench.settle_s is not None:
+                self.screen.stage(title, 0, "waiting for a steady board")
+                settle_boards(sides, self.bench.settle_s)
+            with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
                 measure(sides, self.bench, keep, order)
         except UsageError:
             raise

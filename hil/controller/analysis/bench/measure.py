@@ -26,6 +26,7 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import check_generation, steps_arguments
 from hil.controller.records.bench import SpeedComparison
+from hil.controller.records.conditions import Conditions, Settling
 from hil.core import clock
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
@@ -76,6 +77,8 @@ class BenchSide:
     ran_ns: int = 0  # duration of these iterations; 0 if the board does not report CPU time
     # output comparison over all iterations, including warm-ups and the case's first run; None if not compared.
     repetition: Repetition | None = None
+    settling: Settling | None = None  # the wait for a steady board, with --settle
+    conditions: Conditions | None = None  # of the board; None before the end of the measurement
 
     def __post_init__(self) -> None:
         """Copy the results of the case's first run, if any."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.pipeline.records.print_generation import describe_times
 from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison
+from hil.controller.records.conditions import ConditionReading, Conditions, Settling
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import seconds, show, table, together, units
 from hil.core.results import Outcome
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
+_GRADES = {"A": "A: steady", "B": "B: noisy", "F": "F: not comparable"}
 _Cell = Callable[[SideRecord], str]
 
 
@@ -39,6 +41,9 @@ def print_bench(console: Console, record: BenchRecord) -> None:
     for sides in groups.values():
         _print_sides(console, sides)
     _print_notes(console, record)
+    for reason in record.not_comparable:
+        line = Text("not comparable", style="bold red").append(f"  {reason}", style="default")
+        console.print(line, soft_wrap=True)
     if record.comparison:
         _print_comparison(console, record.comparison)
     for prompt in record.prompts:
@@ -132,6 +137,27 @@ def _format_parallelism(side: SideRecord, _: BenchTimes) -> str:
     return "unknown" if side.parallelism is None else f"{side.parallelism:.2f} cores"
 
 
+def _format_conditions(found: Conditions) -> str:
+    """Format temperatures, other load and memory pressure, as far as the board reports them."""
+    texts = [_format_reading(one) for one in found.readings if one.unit == "degC"][:1]
+    clocks = [one for one in found.readings if one.unit == "MHz" and one.median is not None]
+    texts += [f"{max(one.median or 0.0 for one in clocks):.0f} MHz"] if clocks else []
+    texts += [f"other load {found.other_load:.1f} of {found.cores} cores"] if found.other_load is not None else []
+    texts += [f"memory pressure {found.memory_pressure:.0f} %"] if (found.memory_pressure or 0.0) >= 1 else []
+    return ", ".join(map(together, texts))
+
+
+def _format_settling(found: Settling) -> str:
+    waited = together(seconds(found.waited_s))
+    return f"after {waited}" if found.steady else f"NOT STEADY after {waited}: {', '.join(found.unsteady)}"
+
+
+def _format_reading(reading: ConditionReading) -> str:
+    values = [one for one in (reading.before, reading.low, reading.high, reading.after) if isinstance(one, float)]
+    low, high = min(values), max(values)
+    return f"{low:.0f} C" if round(low) == round(high) else f"{low:.0f} to {high:.0f} C"
+
+
 def _format_stages(*names: str) -> _Cell:
     def describe(side: SideRecord) -> str:
         spent = {name: getattr(side.timings, f"{name}_s") for name in names}
@@ -151,6 +177,9 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("course", _if_measured(_format_course)),
     ("outliers", _if_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
+    ("grade", lambda side: _GRADES[side.grade.grade] if side.grade else ""),
+    ("conditions", lambda side: _format_conditions(side.conditions) if side.conditions else ""),
+    ("settled", lambda side: _format_settling(side.settling) if side.settling else ""),
     ("iterations", _if_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),
     ("answers", _if_measured(lambda side, _: side.repetition.text if side.repetition else "not compared")),
     ("peak memory", _if_measured(_format_memory)),
@@ -167,6 +196,10 @@ def _print_notes(console: Console, record: BenchRecord) -> None:
         for label, text in (("note", side.elsewhere), ("hint", side.hint)):
             if text:
                 console.print(f"{label}: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for side in record.sides:
+        if side.grade is not None and side.grade.reasons and not record.not_comparable:
+            text = f"grade {side.grade.grade} of {side.name}: {'; '.join(side.grade.reasons)}"
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if any(side.clock == "host" for side in record.sides):
         console.print(
             "host time: this board does not report device times; each iteration includes a process start",

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.analysis.bench.conditions import list_incomparable
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides
-from hil.controller.analysis.bench.prompts import compare_prompts, describe_side
+from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
+from hil.controller.devices.grading import grade_measurement
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.record import record_case, record_specs
@@ -41,7 +43,7 @@ from hil.controller.records.bench import (
 from hil.controller.records.run import StoredProvenance, StoredRepetition
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.files import copy_file
-from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
+from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
 def read_bench(run: Run) -> BenchRecord:
@@ -143,12 +145,20 @@ def record_bench(
         exit_code: None derives the exit code from the outcomes and the comparison.
     """
     by_name = {side.case.name: side for side in sides}
-    prompts = compare_prompts(sides, bench)
-    is_single = all(case.decoder is None for _, case in cases)
-    compared = compare_sides(sides, bench) if is_single else None
+    in_turns = {label for label, _ in cases} == {"A", "B"}
     records = [
-        _record_side(label, case, by_name.get(case.name), programs.get(case.name), bench) for label, case in cases
+        _record_side(label, case, by_name.get(case.name), programs.get(case.name), bench, in_turns=in_turns)
+        for label, case in cases
     ]
+    incomparable = list_incomparable(records) if in_turns else []
+    failed = {side.name for side in records if side.grade and side.grade.grade == "F"}
+    # Both sides of a prompt are compared, or none.
+    comparable = [
+        side for group in group_sides(sides) if failed.isdisjoint(one.case.name for one in group) for side in group
+    ]
+    prompts = compare_prompts(comparable, bench)
+    is_single = all(case.decoder is None for _, case in cases)
+    compared = compare_sides(comparable, bench) if is_single else None
     if bench.against:
         records[0].from_run = bench.against
     compared_times = [compared, *(time for one in prompts for time in (one.ttft, one.tpot))]
@@ -162,8 +172,9 @@ def record_bench(
         concurrency=bench.concurrency,
         sides=records,
         comparison=compared,
+        not_comparable=incomparable,
         prompts=prompts,
-        exit_code=_find_exit_code([case for _, case in cases], compared_times, bench.fail_if_slower)
+        exit_code=_find_exit_code([case for _, case in cases], compared_times, bench.fail_if_slower, bool(incomparable))
         if exit_code is None
         else exit_code,
     )
@@ -191,12 +202,19 @@ def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nano
 
 
 def _record_side(
-    label: SideLabel, case: Case, side: BenchSide | None, program: BenchProgram | None, bench: BenchJob
+    label: SideLabel,
+    case: Case,
+    side: BenchSide | None,
+    program: BenchProgram | None,
+    bench: BenchJob,
+    *,
+    in_turns: bool,
 ) -> SideRecord:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
     starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
     measured = result or case.result
     provenance = make_record(measured.provenance, StoredProvenance) if measured else None
+    times = summarise(starts, durations, drift_share=bench.min_effect) if durations.size else None
     return SideRecord(
         label=label,
         name=case.name,
@@ -226,13 +244,18 @@ def _record_side(
             fetch_s=timings.fetch_s,
         ),
         compiled_from_cache=bool(artifact and artifact.cached),
-        times=summarise(starts, durations, drift_share=bench.min_effect) if durations.size else None,
+        times=times,
         histogram=_build_histogram(durations) if durations.size else None,
         course_ns=[float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
         iterations_per_s=rate,
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
         parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
+        settling=side.settling if side else None,
+        conditions=side.conditions if side else None,
+        grade=grade_measurement(side.conditions, times, clock=side.clock, in_turns=in_turns)
+        if side and times
+        else None,
         generation=describe_side(side) if side else None,
         program=program,
     )
@@ -245,16 +268,21 @@ def _build_histogram(durations: Nanoseconds) -> TimeHistogram:
     return TimeHistogram(low_ns=low, high_ns=high, counts=counts.tolist())
 
 
-def _find_exit_code(cases: Sequence[Case], compared: Sequence[SpeedComparison | None], allowed: float | None) -> int:
+def _find_exit_code(
+    cases: Sequence[Case], compared: Sequence[SpeedComparison | None], allowed: float | None, is_incomparable: bool
+) -> int:
     """Return the exit code of the most severe outcome.
 
-    The code is 5 if a program could not be run, and 1 if B is slower by more than allowed.
+    The code is 5 if a program could not be run. With a limit ``allowed``, the code is 4 if the board's conditions
+    prevented a comparison, and 1 if B is slower by more than allowed.
     """
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
     if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):
         return EXIT_NOTHING_RAN
     slower = [one for one in compared if one is not None and one.verdict == "slower"]
     is_too_slow = allowed is not None and any(one.ratio - 1 > allowed for one in slower)
+    if code == EXIT_OK and allowed is not None and is_incomparable:
+        return EXIT_BOARD
     return code or (EXIT_FAIL if is_too_slow else EXIT_OK)
 
 

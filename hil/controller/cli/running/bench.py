@@ -77,6 +77,13 @@ from hil.errors import UsageError
     metavar="PERCENT",
     help="Exit with 1 if the second model is slower by more than PERCENT.",
 )
+@click.option(
+    "--settle",
+    "settle_s",
+    type=float,
+    metavar="S",
+    help="Wait until the board is steady before measuring, for at most S seconds.",
+)
 @click.option("--no-check", is_flag=True, help="Skip the comparison with a reference.")
 @model_options
 @input_options
@@ -107,7 +114,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     if {"iterations", "min_time_s"} <= given_options().keys():
         raise UsageError("--iterations and --min-time are mutually exclusive", hint="use only one of them")
     allowed = settings.pop("fail_if_slower")
-    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out")
+    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s")
     own = {name: settings.pop(name) for name in names}
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100

@@ -39,6 +39,8 @@ _CALL_S = 60.0
 _GRACE_S = 15.0
 # Write speed of the slowest supported disk.
 _SLOWEST_DISK_BYTES_S = 2_000_000
+# Fields of Describe that change while the board runs, as in pb.State.
+_STATE = ("clock_ns", "wall_ns", "readings")
 _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
 
@@ -55,6 +57,10 @@ class AgentClient(AgentConnection, BoardClient):
     def info(self) -> dict[str, Any]:
         """Return the response of Describe as JSON. Raises the errors of :meth:`describe`."""
         return MessageToDict(self.describe(), preserving_proto_field_name=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return clock and readings of the board."""
+        return {name: value for name, value in self.info().items() if name in _STATE}
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""

@@ -140,7 +140,7 @@ class CommandClient(BoardClient):
             f"{', '.join(first)} and {last} are not measured"
         )
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the board state that may have changed since :meth:`info`."""
         parts = self.store.look()
         self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
@@ -298,7 +298,7 @@ class CommandClient(BoardClient):
                 )
                 notes += [f"device time not measured: {problem}"] if problem else []
             cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
-            seen = self._state() if state else {}
+            seen = self.state() if state else {}
         takes_device = any("{device}" in flag for flag in command.flags)
         if program.device and not takes_device:
             notes.append(f"device {program.device} is not passed to the command: [runtime] flags has no {{device}}")
