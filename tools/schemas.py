@@ -25,6 +25,7 @@ from hil.controller.records.farm import ANSWERS, FarmEvent
 from hil.controller.records.gate import GateRecord
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.reduce import ReduceRecord
+from hil.controller.records.rerun import RerunRecord
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
@@ -95,6 +96,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "publish": [stored.PublishResult],
     "python -m hil.agent verify": [bundles.VerifyReport],
     "reduce": [ReduceRecord],
+    "rerun": [RerunRecord],
     "runs gc": [stored.DeletedRuns],
     "runs list": [stored.RunList],
     "matrix": [MatrixDocument],

@@ -149,6 +149,21 @@ def test_bench_does_not_compare_on_throttled_board(bench):
         assert side["conditions"]["events"] == side["grade"]["reasons"]
 
 
+def test_rerun_repeats_stored_bench_and_lists_differences(bench, hil, tmp_path):
+    stored = bench(DIGITS_CNN, "--fault", "pace:seconds=0.001", *SHORT)
+    path = Path(stored["folder"]) / "bench.json"
+    document = hil("rerun", path, "--settle", 0.1, "--json").document
+    now = json.loads((tmp_path / document["now"]["folder"] / "bench.json").read_text())
+    assert json.loads((tmp_path / document["now"]["folder"] / "rerun.json").read_text()) == document
+    assert (document["exit_code"], document["stored"]["id"]) == (0, stored["id"])
+    assert [one["times"]["iterations"] for one in (document["stored"], document["now"])] == [40, 40]
+    assert now["sides"][0]["program"]["digests"] == stored["sides"][0]["program"]["digests"]
+    assert now["sides"][0]["settling"]["steady"] is False
+    assert bool(document["comparison"]) == (not document["not_comparable"])
+    names = {one["name"] for one in document["differences"]}
+    assert names <= {"other load"}
+
+
 def test_bench_rejects_plain_run_as_baseline(hil, doubling, simulator):
     hil("run", doubling, "--board", simulator)
     ended = hil("bench", doubling, "--against", "latest")

@@ -27,6 +27,7 @@ VERBS = {
     "run": ("running.run", "Compile a model, run it on a board, compare it with a CPU reference."),
     "bench": ("running.bench", "Measure a model's speed on a board, or compare two models."),
     "eval": ("running.eval", "Score a model on a dataset, on a board and on a CPU reference."),
+    "rerun": ("running.rerun", "Repeat a stored bench on its board, and report what differs."),
     "compile": ("running.compile", "Compile a model for a board and write the program to a file."),
     "compare": ("stored.compare", "Compare two stored runs or two .npy files."),
     "layers": ("running.layers", "List a model's layers, and save them as separate models."),

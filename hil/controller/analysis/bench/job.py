@@ -64,8 +64,9 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> BenchRecord:
 
 def _check_settings(bench: BenchJob) -> None:
     """Raise UsageError for invalid settings."""
-    models, two = bench.job.models, len(bench.job.models) == 2 or bool(bench.against)
-    if not 1 <= len(models) <= 2:
+    models, count = bench.job.models, len(bench.job.models) + bool(bench.against)
+    two = count == 2
+    if not count or len(models) > 2:
         raise UsageError(
             f"expected 1 or 2 MODEL arguments, got {len(models)}", hint="run hil bench MODEL, or see hil bench --help"
         )
@@ -158,13 +159,15 @@ class _BenchRun:
             is_own = is_sealed(base.folder, base.record.request)
             if not is_own:  # the record may be from another user, and must not run code
                 refuse_functions(stored)
-            stored = board_of_stored(stored, job, own=is_own)
+            is_moved = not models and bool(job.board or job.hw_type)
+            stored = board_of_stored(stored, job, own=is_own and not is_moved)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
                 job = copy_board_options(job, stored)
             self.labels.append("A")
             self.jobs.append(stored)
-            self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
-            names = [f"B-{names[0]}"]
+            name = safe_name(case.path.stem)
+            self.cases.append(replace(case, name=f"A-{name}" if models else name))
+            names = [f"B-{name}" for name in names]
         elif len(models) == 2:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
         several = len(models) > 1

@@ -105,7 +105,8 @@ def _format_times(*names: str) -> _Cell:
     return _if_measured(lambda _, times: ", ".join(time_text(getattr(times, f"{name}_ns")) for name in names))
 
 
-def _format_median(_: SideRecord, times: BenchTimes) -> str:
+def format_median(times: BenchTimes) -> str:
+    """Return the median with its interval: ``110 us (99%: 95.5 us to 121 us)``."""
     text, interval = time_text(times.p50_ns), times.median
     if interval:
         text += f" ({interval.level:.0%}: {time_text(interval.low)} to {time_text(interval.high)})"
@@ -169,7 +170,7 @@ def _format_stages(*names: str) -> _Cell:
 
 _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("", lambda side: f"{side.label}: {side.name}" if side.name[:2] in ("A-", "B-") else ""),
-    ("p50", _if_measured(_format_median)),
+    ("p50", _if_measured(lambda _, times: format_median(times))),
     ("p10, p90, p99", _format_times("p10", "p90", "p99")),
     ("min, max", _format_times("min", "max")),
     ("mean, stdev", _format_times("mean", "stdev")),

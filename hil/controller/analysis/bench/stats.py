@@ -49,7 +49,7 @@ class BenchJob:
     min_time_s: float = DEFAULT_MIN_TIME_S  # minimum measured time per side, in seconds
     warmup: int | None = None
     concurrency: int = 1
-    against: str = ""  # a stored bench run to measure as side A
+    against: str = ""  # a stored bench run to measure as side A, or alone without models
     check: bool = True
     min_effect: float = DEFAULT_EFFECT  # the smallest relative difference to report
     fail_if_slower: float | None = None  # maximum relative slowdown of B against A; None allows any
@@ -196,6 +196,29 @@ def compare_rounds(
     logs = _bootstrap_interval(_compute_trimmed_means(log_ratios[drawn]), rounds, level)
     interval = Interval(low=math.exp(logs.low), high=math.exp(logs.high), level=level)
     return _build_comparison(ratio, interval, int(rounds), min_effect)
+
+
+def compare_medians(a: BenchTimes, b: BenchTimes, *, min_effect: float) -> SpeedComparison | None:
+    """Compare the medians of two separate measurements. Return None if the interval of one is unknown.
+
+    The interval of the ratio combines the intervals of the medians (Donner and Zou, "Closed-form confidence intervals
+    for functions of the normal mean and standard deviation", 2012), on the logarithmic scale. A shift between the
+    measurements, for example of the memory layout, is not in the interval.
+    """
+    if a.median is None or b.median is None:
+        return None
+    ratio = b.p50_ns / max(a.p50_ns, 1.0)
+    below = _distance(b.p50_ns, b.median.low), _distance(a.median.high, a.p50_ns)
+    above = _distance(b.median.high, b.p50_ns), _distance(a.p50_ns, a.median.low)
+    interval = Interval(
+        low=ratio * math.exp(-math.hypot(*below)), high=ratio * math.exp(math.hypot(*above)), level=b.median.level
+    )
+    return _build_comparison(ratio, interval, 1, min_effect)
+
+
+def _distance(high: float, low: float) -> float:
+    """Return the difference of the logarithms of two times in nanoseconds."""
+    return math.log(max(high, 1.0) / max(low, 1.0))
 
 
 def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> SpeedComparison | None:

@@ -5,23 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.times import steady_times
 
 from hil.controller.devices.grading import grade_measurement
-from hil.controller.records.bench import BenchTimes, Drift, Interval
+from hil.controller.records.bench import Drift, Interval
 from hil.controller.records.conditions import ConditionReading, Conditions
-
-
-def make_times(**values: Any) -> BenchTimes:
-    steady: dict[str, Any] = {
-        "iterations": 1000,
-        **dict.fromkeys(("p10_ns", "p50_ns", "p90_ns", "p99_ns", "min_ns", "max_ns", "mean_ns"), 1000.0),
-        "stdev_ns": 1.0,
-        "median": Interval(low=999.0, high=1001.0, level=0.99),
-        "drift": Drift(change=0.0, p_value=1.0, marked=False),
-        "outliers": 1,
-        "outlier_above_ns": 1100.0,
-    }
-    return BenchTimes(**{**steady, **values})
 
 
 def make_conditions(*readings: ConditionReading, **values: Any) -> Conditions:
@@ -59,7 +47,7 @@ CLOCK = "cpu0 highest frequency"
     ],
 )
 def test_grade_depends_on_conditions(conditions, grade, reason):
-    found = grade_measurement(conditions, make_times())
+    found = grade_measurement(conditions, steady_times())
     assert (found.grade, len(found.reasons)) == (grade, int(bool(reason)))
     assert reason in "".join(found.reasons)
 
@@ -76,17 +64,17 @@ def test_grade_depends_on_conditions(conditions, grade, reason):
     ],
 )
 def test_grade_depends_on_times(times, grade, reason):
-    found = grade_measurement(make_conditions(), make_times(**times))
+    found = grade_measurement(make_conditions(), steady_times(**times))
     assert (found.grade, [reason in one for one in found.reasons]) == (grade, [True])
 
 
 def test_grade_lists_only_reasons_of_worst_grade():
     throttled = make_conditions(events=["the governor changed"])
-    assert grade_measurement(throttled, make_times(outliers=60)).reasons == ["the governor changed"]
+    assert grade_measurement(throttled, steady_times(outliers=60)).reasons == ["the governor changed"]
 
 
 def test_grade_in_turns_tolerates_other_programs_but_not_throttling():
     loaded = make_conditions(other_load=2.9, busy_cores=3.9, memory_pressure=40.0)
-    assert grade_measurement(loaded, make_times(), clock="host", in_turns=True).grade == "B"
+    assert grade_measurement(loaded, steady_times(), clock="host", in_turns=True).grade == "B"
     throttled = loaded.replace(events=["the board throttled: 1 CPU throttle events"])
-    assert grade_measurement(throttled, make_times(), in_turns=True).grade == "F"
+    assert grade_measurement(throttled, steady_times(), in_turns=True).grade == "F"
