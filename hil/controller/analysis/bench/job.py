@@ -64,9 +64,9 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> BenchRecord:
 
 def _check_settings(bench: BenchJob) -> None:
     """Raise UsageError for invalid settings."""
-    models, count = bench.job.models, len(bench.job.models) + bool(bench.against)
-    two = count == 2
-    if not count or len(models) > 2:
+    models, sides = bench.job.models, len(bench.job.models) + bool(bench.against)
+    two = sides == 2
+    if not sides or len(models) > 2:
         raise UsageError(
             f"expected 1 or 2 MODEL arguments, got {len(models)}", hint="run hil bench MODEL, or see hil bench --help"
         )
