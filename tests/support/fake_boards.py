@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -52,6 +53,14 @@ class FakeBoard:
     )
     client: Any = field(default_factory=lambda: SimpleNamespace(find_command=lambda: ""))
     closed: bool = False
+    changes: deque[str] = field(default_factory=deque)
+
+    def refresh(self) -> None:
+        """Read nothing: the state never changes."""
+
+    def watch_counters(self, period_s: float) -> FakeWatch:
+        """Return a watch without samples, as for a board without counters."""
+        return FakeWatch(samples=[], problem="no counters")
 
     def note(self, stage: str, program: str) -> None:
         """Write down what happens, and raise what the script has for it."""
@@ -78,6 +87,16 @@ class FakeBoard:
         if not self.closed:
             self.did.append("close")
         self.closed = True
+
+
+class FakeWatch(SimpleNamespace):
+    """The counters of a fake board during a block."""
+
+    def __enter__(self) -> FakeWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @dataclass
