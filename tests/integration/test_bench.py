@@ -141,7 +141,9 @@ def test_bench_rejects_invalid_options_without_storing(hil, tmp_path, option, va
 
 def test_bench_does_not_compare_on_throttled_board(bench):
     faults = ("--fault", "pace:seconds=0.001", "--fault", "throttle:after=1.5")
-    document = bench(DIGITS_CNN, DIGITS_CNN, *faults, "--warmup", 10, "--min-time", 2, "--no-check", "--fail-if-slower", 10)
+    document = bench(
+        DIGITS_CNN, DIGITS_CNN, *faults, "--warmup", 10, "--min-time", 2, "--no-check", "--fail-if-slower", 10
+    )
     assert (document["exit_code"], document["comparison"]) == (4, None)
     assert "A-digits_cnn and B-digits_cnn: the board throttled" in document["not_comparable"][0]
     for side in document["sides"]:

@@ -52,6 +52,11 @@ def grade_measurement(
     return MeasurementGrade(grade=worst, reasons=[reason for grade, reason in found if grade == worst])
 
 
+def list_disturbances(conditions: Conditions) -> list[str]:
+    """Return the changes of a board that make all times of a measurement not comparable (grade F)."""
+    return [reason for grade, reason in _judge_state(conditions) if grade == "F"]
+
+
 _Findings = Iterator[tuple[Grade, str]]
 
 

@@ -151,6 +151,11 @@ class SequentialDecision:
         self.log_ratios.append(log_ratio)
         self._decision = self._decide()
 
+    def discard_rounds(self) -> None:
+        """Remove all rounds, for example because the board throttled."""
+        self.log_ratios.clear()
+        self._decision = self._decide()
+
     @property
     def decision(self) -> Decision:
         """The verdict with its statistics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hil.controller.analysis.bench.conditions import watch_conditions
 from hil.controller.analysis.bench.measure import BenchSide, measure_rounds
 from hil.controller.analysis.bench.stats import Batch, BenchJob, round_log_ratios
 from hil.controller.analysis.detection.sequential import Direction, SequentialDecision, pool_noise
+from hil.controller.devices.grading import list_disturbances
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
@@ -156,7 +159,10 @@ class Remeasurer:
         Args:
             name: case, for the progress.
             until: end of the board time, on the monotonic clock in seconds; the current round is completed.
-            keep_round: called with the log ratio of each new round.
+            keep_round: called with the log ratio of each new round, and with nan to discard all rounds.
+
+        Raises:
+            BoardError: the board changed during the rounds, for example throttled. All rounds are discarded.
         """
         known = len(decision.log_ratios)
 
@@ -167,14 +173,23 @@ class Remeasurer:
 
         if decision.verdict != "undecided":
             return
-        for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
-            batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
-            log_ratio = float(round_log_ratios(batches)[0])
-            keep_round(log_ratio)
-            decision.add(log_ratio)
-            is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
-            if decision.verdict != "undecided" or is_spent:
-                break
+        with watch_conditions(sides, copies=1):
+            for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
+                batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
+                log_ratio = float(round_log_ratios(batches)[0])
+                keep_round(log_ratio)
+                decision.add(log_ratio)
+                is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
+                if decision.verdict != "undecided" or is_spent:
+                    break
+        disturbances = [text for side in sides[:1] if side.conditions for text in list_disturbances(side.conditions)]
+        if disturbances:
+            keep_round(math.nan)
+            decision.discard_rounds()
+            raise BoardError(
+                f"the times are not comparable: {'; '.join(disturbances)}",
+                hint="wait until the board is steady: hil bench MODEL --settle 60",
+            )
 
     def choose_job(self, run: Run) -> Job:
         """Return the job of a stored run, with the board to use. Records of other users must not choose the board."""

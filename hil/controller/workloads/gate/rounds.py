@@ -39,7 +39,10 @@ class RoundsFile:
     folder: Path
 
     def append(self, key: RoundsKey, log_ratio: float) -> None:
-        """Add a round: the logarithm of the new program's time divided by the old program's."""
+        """Add a round: the logarithm of the new program's time divided by the old program's.
+
+        nan discards the earlier rounds of the measurement.
+        """
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow((key.series, key.old, key.new, key.board, repr(log_ratio)))
         path = self.folder / ROUNDS
@@ -68,6 +71,8 @@ def _read(path: Path) -> dict[RoundsKey, list[float]]:
             value = float(log_ratio)
         except ValueError:
             continue  # damaged
-        if math.isfinite(value):
+        if math.isnan(value):
+            found.pop(RoundsKey(series, old, new, board), None)
+        elif math.isfinite(value):
             found.setdefault(RoundsKey(series, old, new, board), []).append(value)
     return found

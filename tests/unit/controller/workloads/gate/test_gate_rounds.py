@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_read_ignores_invalid_lines(rounds: RoundsFile, line: str) -> None:
     (rounds.folder / ROUNDS).write_text(f"{line}\n")
     rounds.append(KEY, 0.5)
     assert rounds.read() == {KEY: [0.5]}
+
+
+def test_nan_discards_rounds_of_measurement(rounds: RoundsFile) -> None:
+    other = RoundsKey("5bbbbd3b1b49", "blake3:1", "run-2", "orin")
+    for key, value in ((KEY, 0.1), (other, -0.25), (KEY, math.nan), (KEY, 0.2)):
+        rounds.append(key, value)
+    assert rounds.read() == {KEY: [0.2], other: [-0.25]}
 
 
 def test_append_replaces_incomplete_line(rounds: RoundsFile) -> None:
