@@ -56,6 +56,18 @@ PLANTS = (
     Plant("decoder, wrong operator", "decoder", (*_ORT, "--fault", "corrupt:needs=Softmax_739"), compared=False),
     Plant("decoder, crash", "decoder", (*_ORT, "--fault", "crash:needs=Sigmoid_274"), compared=False),
     Plant("encoder, compiler crash", "crashing", ("--runtime", "iree")),
+    Plant(
+        "encoder, slow layer",
+        "encoder",
+        (*_ORT, "--slow", "0.8", "--fault", "pace:seconds=0.3,needs=Softmax_134"),
+        False,
+    ),
+    Plant(
+        "mobilenet, slow layer",
+        "mobilenet",
+        (*_ORT, "--slow", "0.8", "--fault", "pace:seconds=0.3,needs=weight_77"),
+        False,
+    ),
 )
 
 

@@ -45,7 +45,7 @@ name             effect                                                         
 
 Faults from ``kv_slot`` on affect only generations (:mod:`hil.sim.steps`). Each call of a generation counts as a run.
 
-``needs=TEXT`` limits ``crash``, ``hang`` and ``corrupt`` to programs with this text in their main file, for example the
+``needs=TEXT`` limits a fault to programs with this text in their main file, for example the
 name of a node in an ONNX model. ``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt``
 rejects a program without that output; ``others=spare`` ignores such programs.
 """
@@ -90,8 +90,8 @@ _KEYS: dict[str, dict[str, Any]] = {
     "clock": {"offset": 0.0, "ppm": 0.0, "jump": 0.0},
     "profile": {"how": "missing", "times": 0},
     "fallback": {"share": 1.0, "times": 0},
-    "slowdown": {"factor": 1.1},
-    "pace": {"seconds": 0.1},
+    "slowdown": {"factor": 1.1, "needs": ""},
+    "pace": {"seconds": 0.1, "needs": ""},
     "wedge": {"after": 0, "how": "fail", "reset": ""},
     "throttle": {"after": 1.0, "lasts": 0.0, "factor": 2.0},
     "noise": {"share": 0.1, "seed": 0},

@@ -74,9 +74,6 @@ class SimRuntime:
         self._clock = next((SimClock(fault, store) for fault in self._faults if fault.name == "clock"), None)
         if self._clock is not None:
             self._clock.install()
-        slow = (float(fault.keys["factor"]) for fault in self._faults if fault.name == "slowdown")
-        self.slowdown = max(slow, default=1.0)
-        self.pace_s = max((float(fault.keys["seconds"]) for fault in self._faults if fault.name == "pace"), default=0.0)
         self._conditions = SimConditions(self._faults, store / "faults")
         self._store = store
         self._arithmetic = options.get("arithmetic") or FLOAT32
@@ -239,6 +236,8 @@ class SimProgram:
         self._inner = inner
         self._faults = faults
         self._reloaded = reloaded
+        self._slowdown = max((fault.keys["factor"] for fault in faults if fault.name == "slowdown"), default=1.0)
+        self._pace_s = max((fault.keys["seconds"] for fault in faults if fault.name == "pace"), default=0.0)
         self._runs = 0  # since the program was loaded
         if hasattr(inner, "profile"):  # profiling is optional: see hil.agent.runtimes.Program
             self.profile = self._profile
@@ -258,7 +257,8 @@ class SimProgram:
 
     def _open_function(self, name: str) -> SimProgram:
         """Open another function. Faults of a run and of outputs affect only the program's own function."""
-        return SimProgram(self._runtime, self._inner.open_function(name))
+        timing = [fault for fault in self._faults if fault.name in ("slowdown", "pace")]
+        return SimProgram(self._runtime, self._inner.open_function(name), timing)
 
     def stepped(self, plan: StepsPlan) -> SimSteps:
         """Return the stepped form, with the faults of steps. Raises UsageError if a fault can never affect it."""
@@ -285,15 +285,15 @@ class SimProgram:
     def _slowed(self) -> Iterator[None]:
         """Extend a run by the ``slowdown`` and ``pace`` faults, and by the device's conditions."""
         conditions = self._runtime.next_factor()
-        factor = self._runtime.slowdown * conditions
+        factor = self._slowdown * conditions
         start = time.perf_counter_ns()
         yield
         if factor > 1:
             end = start + (time.perf_counter_ns() - start) * factor
             while time.perf_counter_ns() < end:
                 pass
-        if self._runtime.pace_s:
-            time.sleep(max(start / 1e9 + self._runtime.pace_s * conditions - time.perf_counter_ns() / 1e9, 0.0))
+        if self._pace_s:
+            time.sleep(max(start / 1e9 + self._pace_s * conditions - time.perf_counter_ns() / 1e9, 0.0))
 
     def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile the real program, unless the profiling tool has a fault."""

@@ -66,6 +66,14 @@ def test_wrong_node_is_found_with_report_and_bundle(hil, tmp_path):
     assert [one["key"] for one in resumed["trials"]] == [one["key"] for one in stored["trials"]]
 
 
+def test_slow_node_is_found(hil, tmp_path):
+    fault = ("--fault", "pace:seconds=0.05,needs=conv2")
+    document, model = reduced(hil("reduce", DIGITS_CNN, *ORT, "--slow", *fault, "--json"), 0, tmp_path)
+    assert [node.name for node in model.graph.node] == ["conv2"]
+    assert document["slow"] == 0.5 and document["failure"]["time_ns"] >= 50e6 <= document["trials"][-1]["time_ns"]
+    assert (tmp_path / document["folder"] / "report.md").read_text().startswith("# Slow: Conv (onnxruntime)")
+
+
 @pytest.mark.slow
 def test_failed_case_of_stored_run_is_reduced(hil, tmp_path):
     assert hil("run", DIGITS_CNN, *ORT, "--fault", "crash:needs=pool1", "--seed", "3").code == 3

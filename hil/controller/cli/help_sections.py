@@ -47,7 +47,7 @@ SECTIONS = {
             "recompile",
             "confirm",
         ),
-        *("min_effect", "fail_if_slower", "timeout", "jobs", "max_runs", "profile", "compile_time_profile"),
+        *("min_effect", "fail_if_slower", "timeout", "jobs", "slow", "max_runs", "profile", "compile_time_profile"),
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
     "Output": (

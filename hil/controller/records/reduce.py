@@ -19,6 +19,7 @@ class ReduceTrial(Record, kw_only=True):
     reason: str
     same: Annotated[bool, note("whether the model fails in the same way as the whole model")]
     seconds: float
+    time_ns: Annotated[float | None, note("shortest iteration on the device; null if not measured")] = None
 
 
 class ReduceFailure(Record, kw_only=True):
@@ -29,6 +30,7 @@ class ReduceFailure(Record, kw_only=True):
     reason: str
     kind: Annotated[str, note("what all smaller models must have in common: kind of difference, or error message")]
     sqnr_db: Annotated[float | None, note("lowest signal-to-noise ratio of the wrong outputs; null if not defined")]
+    time_ns: Annotated[float | None, note("shortest iteration of the whole model; null without --slow")] = None
 
 
 class ReduceRecord(Record, kw_only=True):
@@ -46,6 +48,7 @@ class ReduceRecord(Record, kw_only=True):
     hw_type: str = ""
     runtime: str = ""
     max_runs: Count
+    slow: Annotated[float | None, note("share of the time that smaller models must take; null without --slow")] = None
     failure: ReduceFailure | None = None
     nodes_before: Count = 0
     nodes_after: Count = 0

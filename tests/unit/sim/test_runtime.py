@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hil.sim.faults import parse
 from hil.sim.runtime import SimProgram
 
 
@@ -30,9 +31,10 @@ def test_sim_program_run_lasts_at_least_the_pace(pace_s, works_s, monkeypatch):
     # A separate clock: threads left by other tests sleep with the module's clock.
     clock = SimpleNamespace(perf_counter_ns=time.perf_counter_ns, sleep=slept.append)
     monkeypatch.setattr("hil.sim.runtime.time", clock)
-    runtime: Any = SimpleNamespace(trigger_at=lambda *at: None, slowdown=1.0, next_factor=lambda: 1.0, pace_s=pace_s)
+    runtime: Any = SimpleNamespace(trigger_at=lambda *at: None, next_factor=lambda: 1.0)
+    faults = [parse(f"pace:seconds={pace_s}")]
     start = time.perf_counter()
-    SimProgram(runtime, SimpleNamespace(function="main", inputs=(), outputs=(), run=work)).run()
+    SimProgram(runtime, SimpleNamespace(function="main", inputs=(), outputs=(), run=work), faults).run()
     took = time.perf_counter() - start
     assert slept[0] <= max(pace_s - works_s, 0.0) + 1e-6
     assert took + slept[0] >= max(pace_s, works_s) - 1e-6

@@ -37,7 +37,8 @@ _OF_REDUCTION = frozenset({"source", "case", "max_runs", "out", "signing_key", "
     epilog="""\b
 Examples:
   hil reduce examples/digits/digits_cnn.onnx --runtime onnxruntime --fault crash:needs=conv2
-  hil reduce latest --max-runs 20"""
+  hil reduce latest --max-runs 20
+  hil reduce examples/digits/digits_cnn.onnx --slow 0.6"""
 )
 @click.argument("source", required=False, type=FILE, metavar="MODEL|RUN")
 @board_options
@@ -57,6 +58,15 @@ Examples:
     metavar="N",
     help="Maximum number of runs on the board.",
 )
+@click.option(
+    "--slow",
+    type=click.FloatRange(0, 1, min_open=True),
+    is_flag=False,
+    flag_value=0.5,
+    default=None,
+    metavar="SHARE",
+    help="Instead of a failure, find the smallest model that takes this share of the time (default: 0.5).",
+)
 @click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 @label_option
 @runs_option
@@ -66,6 +76,7 @@ def reduce(
     source: Path | None,
     case: str,
     max_runs: int,
+    slow: float | None,
     signing_key: Path | None,
     resume: str,
     as_json: bool,
@@ -76,6 +87,8 @@ def reduce(
     Every smaller model runs on the board, and replaces the smallest so far if it fails in the same way: outcome, stage,
     and kind of difference or error message. The result is a directory with the model, its inputs, both answers, a bug
     report in Markdown, and a bundle. The exit code is that of the failure.
+
+    With --slow, the model does not fail but is slow, and hil finds the part that takes most of the time.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.storage.paths import is_file
@@ -104,6 +117,6 @@ def reduce(
         job = replace(job, **given)
     with Screen(quiet=as_json) as screen, open_context() as context:
         record = reduce_model(
-            job, context=context, screen=screen, max_runs=max_runs, resume=where, signing_key=signing_key
+            job, context=context, screen=screen, max_runs=max_runs, slow=slow, resume=where, signing_key=signing_key
         )
     return answer(as_json, record, show=lambda: print_reduction(record))

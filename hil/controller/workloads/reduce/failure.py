@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hil.controller.pipeline.case import Case
-from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.errors import UsageError
 
 # Outcomes that a reduction can keep.
@@ -45,11 +45,18 @@ class Failure:
     # kind of a difference (values, nonfinite, type), or the error message without names, types and numbers.
     kind: str
     sqnr_db: float | None = None  # lowest SQNR of the wrong outputs; None if undefined
+    time_ns: float | None = None  # of an iteration, for a slow model; None for a failure
 
-    def is_same(self, other: Failure) -> bool:
-        """Return True if ``other`` is the same failure, in a smaller model."""
+    def is_same(self, other: Failure, share: float = 1.0) -> bool:
+        """Return True if ``other`` is the same failure, in a smaller model.
+
+        Args:
+            share: for slow models, the share of the time that the smaller model must take.
+        """
         if (self.outcome, self.stage, self.kind) != (other.outcome, other.stage, other.kind):
             return False
+        if self.time_ns is not None:
+            return other.time_ns is not None and other.time_ns >= share * self.time_ns
         if self.sqnr_db is None or other.sqnr_db is None:
             return self.kind != "values" or self.sqnr_db is other.sqnr_db
         return other.sqnr_db <= self.sqnr_db + _CLOSER_DB
@@ -71,6 +78,17 @@ def failure_of(case: Case) -> Failure | None:
     return Failure(outcome.value, case.stage, kind)
 
 
+def slowness_of(case: Case) -> Failure | None:
+    """Return the time of a case as a failure, to reduce a slow model. Return None without a time.
+
+    The time is the shortest iteration on the device, because other load only adds time.
+    """
+    times = case.result.device_ns if case.result is not None else ()
+    if case.error is not None or not times:
+        return None
+    return Failure("PASS", Stage.RUN.value, "slow", time_ns=float(min(times)))
+
+
 def normalise(message: str) -> str:
     """Return the first line of an error message without names, types, paths and numbers."""
     text = message.strip().splitlines()[0] if message.strip() else ""
@@ -81,18 +99,20 @@ def normalise(message: str) -> str:
     return text[:300]
 
 
-def require_failure(case: Case) -> Failure:
-    """Return the failure of a case.
+def require_failure(case: Case, *, is_slow: bool = False) -> Failure:
+    """Return the failure of a case, or its time if the model is slow.
 
     Raises UsageError if the outcome cannot be reduced, and BoardError if the board failed.
     """
     if case.outcome in BOARD_OUTCOMES and case.error is not None:
         raise case.error
-    failure = failure_of(case)
+    failure = slowness_of(case) if is_slow else failure_of(case)
     if failure is None:
         known = ", ".join(sorted(one.value for one in _REDUCIBLE))
         raise UsageError(
             f"cannot reduce {case.name}: {case.outcome.value if case.outcome else 'no outcome'} {case.reason}".rstrip(),
-            hint=f"hil reduce needs a model that fails with one of {known}",
+            hint="--slow needs a model that runs, and a board that reports device times"
+            if is_slow
+            else f"hil reduce needs a model that fails with one of {known}",
         )
     return failure

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +49,7 @@ from hil.errors import (
 )
 
 MAX_RUNS = 64
+SLOW_ITERATIONS = 10
 _LOG = "reduce.log"
 # Key of the final run in the journal.
 _RESULT = "result"
@@ -61,17 +62,21 @@ def reduce_model(
     context: RunContext,
     screen: Progress,
     max_runs: int = MAX_RUNS,
+    slow: float | None = None,
     resume: Path | None = None,
     signing_key: Path | None = None,
 ) -> ReduceRecord:
     """Find a small model that fails like the job's model, and write a report.
 
     Each smaller model runs on the board. A model that fails in the same way replaces the smallest model so far. The
-    same way means: the same outcome and stage, and the same kind of difference or error message.
+    same way means: the same outcome and stage, and the same kind of difference or error message. With ``slow``, it
+    means: at least this share of the time of the whole model.
 
     Args:
         job: one model with options as for a run. With ``resume``, only ``out`` is used.
         max_runs: maximum number of runs, including the runs of the whole model and of the result.
+        slow: share of the time, above 0 and at most 1; None to reduce a failure. Without ``job.iterations``, each
+            model runs :data:`SLOW_ITERATIONS` times.
         resume: directory of an interrupted reduction. For a finished reduction, the stored record is returned.
         signing_key: private key that signs the bundle; None writes an unsigned bundle.
 
@@ -91,6 +96,8 @@ def reduce_model(
         record.trials = [trial for trial in record.trials if trial.key != _RESULT]
         job = Job.of_record(record.request)
         folder = resume
+    elif slow is not None and job.iterations == 1:
+        job = replace(job, iterations=SLOW_ITERATIONS, warmup=max(job.warmup, 1))
     (path,) = job.models
     choice = choice_of(job)
     with storing(job.out or DEFAULT_ROOT):
@@ -117,6 +124,7 @@ def reduce_model(
             hw_type=choice.config.hw_type,
             runtime=case.options.runtime or choice.config.runtime,
             max_runs=max_runs,
+            slow=slow,
             folder=str(folder),
         )
         seal(folder, request)
@@ -219,7 +227,8 @@ class _Reduction:
             if self._test_parts(base, parts, values, every, "all nodes" if folding else "all nodes and constants"):
                 break
         else:
-            note = "the failure does not occur in a copy of the model with fixed sizes: the model was not reduced"
+            what = "the failure does not occur in" if self.trials.record.slow is None else "the time is shorter for"
+            note = f"{what} a copy of the model with fixed sizes: the model was not reduced"
             self.trials.add_note(note)
             return False
         fails = partial(self._fails, base, parts, values)

@@ -34,12 +34,16 @@ def write_report(record: ReduceRecord, case: Case, text: str, stock: Sequence[st
     """
     outcome = case.outcome.value if case.outcome else ""
     runtime = case.artifact.compiler if case.artifact and case.artifact.compiler != "none" else record.runtime
-    parts = [f"# {outcome}: {_list_operators(record.operators)} ({runtime})", ""]
-    parts += [f"{_plain(case.reason)}", ""]
-    parts.append(
-        f"`hil reduce` found this model of {record.nodes_after} node{'s' * (record.nodes_after != 1)} in "
-        f"`{Path(record.model).name}`, which has {record.nodes_before} nodes and fails in the same way."
-    )
+    found = f"this model of {record.nodes_after} node{'s' * (record.nodes_after != 1)} in `{Path(record.model).name}`"
+    whole = f"which has {record.nodes_before} nodes"
+    time_ns, whole_ns = record.trials[-1].time_ns, record.failure.time_ns if record.failure else None
+    if time_ns is not None and whole_ns is not None:
+        parts = [f"# Slow: {_list_operators(record.operators)} ({runtime})", ""]
+        parts += [f"{time_ns / 1e6:.4g} ms per iteration, {time_ns / whole_ns:.0%} of the whole model.", ""]
+        parts.append(f"`hil reduce` found {found}, {whole} and takes {whole_ns / 1e6:.4g} ms.")
+    else:
+        parts = [f"# {outcome}: {_list_operators(record.operators)} ({runtime})", "", f"{_plain(case.reason)}", ""]
+        parts.append(f"`hil reduce` found {found}, {whole} and fails in the same way.")
     parts += ["", "## Reproduce", "", *stock, ""]
     parts += _compare_outputs(case)
     detail = case.error.detail if case.error is not None else ""

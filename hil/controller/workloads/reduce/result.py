@@ -21,7 +21,9 @@ from hil.controller.workloads.reduce.stock import (
     COMPILING,
     StockScript,
     iree_script,
+    iree_timing,
     onnxruntime_script,
+    onnxruntime_timing,
     run_script,
 )
 from hil.controller.workloads.reduce.trials import Trials
@@ -61,7 +63,8 @@ def write_result(trials: Trials, final: Case | None, signing_key: Path | None) -
         trials.save()
         return
     if not record.trials[-1].same:
-        trials.add_note("the last run of the smallest model did not fail in the same way")
+        how = "did not fail in the same way" if record.slow is None else "was faster"
+        trials.add_note(f"the last run of the smallest model {how}")
     final = _with_references(trials, final)
     outputs = final.result.outputs if final.result else {}
     _save(folder, "outputs", outputs, files, "output of the board")
@@ -157,13 +160,18 @@ def _wrap_model(case: Case) -> Artifact:
 def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Sequence[str]) -> StockScript | None:
     """Return a script that reproduces the failure without hil, or None if the runtime has no such commands."""
     runtime, config, options = trials.record.runtime, trials.choice.config, case.options
+    is_slow = trials.record.slow is not None
     if runtime == "onnxruntime":
-        return onnxruntime_script(inputs, expected, options.rtol, options.atol)
+        return (
+            onnxruntime_timing(inputs) if is_slow else onnxruntime_script(inputs, expected, options.rtol, options.atol)
+        )
     if runtime != "iree" or case.outcome is None or case.model is None or options.compiler not in ("", "iree"):
         return None
     asked = (*config.compile_flags.get("iree", ()), *options.compile_flags)
     flags = case.artifact.flags if case.artifact is not None else recipe_of(case.model, asked).flags
     device = config.devices.get("iree", "")
+    if is_slow:
+        return iree_timing(flags, device, inputs)
     return iree_script(case.outcome, flags, device, inputs, expected, options.rtol, options.atol)
 
 
@@ -176,9 +184,12 @@ def _why_not(trials: Trials) -> str:
 
 def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
     """Run a script if the failure can occur on this machine. Return the report's lines about the reproduction."""
-    lines = [f"`{script.command}` reproduces the failure without hil:", ""]
+    is_slow = trials.record.slow is not None
+    lines = [f"`{script.command}` {'measures the time' if is_slow else 'reproduces the failure'} without hil:", ""]
     lines += [f"    {line}" for line in script.text.strip().splitlines()]
     is_local = case.outcome in COMPILING or trials.choice.config.simulator is not None
+    if not is_local and is_slow:
+        return [*lines, "", f"Run it on {trials.record.board}."]
     if not is_local:
         return [*lines, "", f"Run it on {trials.record.board}. Exit code 0 means that the failure does not occur."]
     limit = trials.options.timeout + _STOCK_S
@@ -189,6 +200,9 @@ def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
     except IsolatedError as error:
         return [*lines, "", f"hil could not run it on this machine: {error.message}"]
     code = done["code"]
+    if is_slow:
+        printed = [f"    {line[:300]}" for line in done["printed"].splitlines()]
+        return [*lines, "", "On the machine that wrote this report:", "", *printed]
     if code == 0:
         trials.add_note("the failure does not occur with stock tools on this machine")
         return [*lines, "", "On the machine that wrote this report, the failure does **not** occur with these tools."]

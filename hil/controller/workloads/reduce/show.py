@@ -14,10 +14,13 @@ def print_reduction(record: ReduceRecord) -> None:
     out = Console()
     failure = record.failure
     assert failure is not None
-    lines = [f"{failure.outcome.value}  {record.model}  {record.runtime} on {record.board}", f"  {failure.reason}"]
+    title = failure.outcome.value if record.slow is None else "SLOW"
+    lines = [f"{title}  {record.model}  {record.runtime} on {record.board}", f"  {failure.reason}"]
     if record.nodes_after:
         operators = ", ".join(dict.fromkeys(record.operators))
         lines.append(f"  reduced      {record.nodes_before} to {record.nodes_after} nodes: {operators}")
+    if failure.time_ns and (time_ns := record.trials[-1].time_ns):
+        lines.append(f"  time         {time_ns / 1e6:.4g} ms, {time_ns / failure.time_ns:.0%} of the whole model")
     lines.append(f"  runs         {len(record.trials)} of at most {record.max_runs}")
     lines += [f"  note         {note}" for note in record.notes]
     where = shlex.quote(record.folder)

@@ -40,11 +40,33 @@ for value, output, wanted in zip(session.get_outputs(), outputs, expected):
 same = all(np.allclose(output, wanted, {rtol}, {atol}) for output, wanted in zip(outputs, expected))
 sys.exit(not same)
 '''
+_ORT_TIMING = '''"""Measure the time of model.onnx with ONNX Runtime."""
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+folder = Path(__file__).parent
+session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+arrays = [np.load(file) for file in map(folder.joinpath, {inputs})]
+inputs = dict(zip([value.name for value in session.get_inputs()], arrays))
+times = []
+for _ in range(20):
+    start = time.perf_counter()
+    session.run(None, inputs)
+    times.append(1e3 * (time.perf_counter() - start))
+print(f"shortest {{min(times):.4g}} ms, median {{statistics.median(times):.4g}} ms")
+'''
 
 
 @dataclass(frozen=True)
 class StockScript:
-    """Script that reproduces a failure. Exit code 0 means that the failure does not occur."""
+    """Script that reproduces a failure. Exit code 0 means that the failure does not occur.
+
+    For a slow model, the script prints times, and the exit code is 0.
+    """
 
     name: str
     text: str
@@ -65,8 +87,7 @@ def iree_script(
     Args:
         rtol, atol: tolerances; None for the defaults of iree-run-module.
     """
-    lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"', "iree-import-onnx model.onnx -o model.mlir"]
-    lines.append(shlex.join(["iree-compile", "model.mlir", "-o", "model.vmfb", *flags]))
+    lines = _iree_steps(flags)
     if outcome not in COMPILING:
         words = ["iree-run-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
         words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
@@ -90,6 +111,23 @@ def onnxruntime_script(
         "atol": _ATOL if atol is None else atol,
     }
     return StockScript("reproduce.py", _ORT_SCRIPT.format(**values), "python reproduce.py")
+
+
+def onnxruntime_timing(inputs: Sequence[str]) -> StockScript:
+    """Return the Python script that measures the time with ONNX Runtime."""
+    return StockScript("reproduce.py", _ORT_TIMING.format(inputs=list(inputs)), "python reproduce.py")
+
+
+def iree_timing(flags: Sequence[str], device: str, inputs: Sequence[str]) -> StockScript:
+    """Return the script that measures the time with IREE's tools."""
+    words = ["iree-benchmark-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
+    words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
+    return StockScript("reproduce.sh", "\n".join([*_iree_steps(flags), shlex.join(words), ""]), "sh reproduce.sh")
+
+
+def _iree_steps(flags: Sequence[str]) -> list[str]:
+    lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"', "iree-import-onnx model.onnx -o model.mlir"]
+    return [*lines, shlex.join(["iree-compile", "model.mlir", "-o", "model.vmfb", *flags])]
 
 
 def run_script(folder: str, command: str, limit: float) -> dict[str, Any]:

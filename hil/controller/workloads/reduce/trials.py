@@ -19,7 +19,7 @@ from hil.controller.pipeline.verdicts.judging import compare_without_noise
 from hil.controller.records.reduce import ReduceFailure, ReduceRecord, ReduceTrial
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import storing, write_json
-from hil.controller.workloads.reduce.failure import Failure, failure_of, require_failure
+from hil.controller.workloads.reduce.failure import Failure, failure_of, require_failure, slowness_of
 from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.core.tensors import Array
 from hil.errors import HilError, NotRun, StorageError, UsageError
@@ -41,10 +41,17 @@ class _QuickRunner(Runner):
     """Runner that does not measure the references' noise if an error is too large for rounding.
 
     The measurement needs several times the memory and time of a run.
+
+    Attributes:
+        is_timed: whether only times matter, so that no outputs are compared.
     """
+
+    is_timed: bool = False
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
         """Compare the board's outputs with the references."""
+        if self.is_timed:
+            return case if case.outcome else replace(case, outcome=Outcome.SKIP, reason="output not compared")
         if early is not None:
             case = self.with_references(case, early)
         case = self.run_reference(case)
@@ -104,13 +111,14 @@ class Trials:
         if found is None:
             start = time.monotonic()
             case = self._run_case(case, self._runner)
-            failure = require_failure(case)
+            failure = require_failure(case, is_slow=self.record.slow is not None)
             found = ReduceFailure(
                 outcome=Outcome(failure.outcome),
                 stage=failure.stage,
-                reason=case.reason,
+                reason=case.reason if failure.time_ns is None else f"{failure.time_ns / 1e6:.4g} ms per iteration",
                 kind=failure.kind,
                 sqnr_db=failure.sqnr_db,
+                time_ns=failure.time_ns,
             )
             self.record.failure = found
             self._add(
@@ -122,7 +130,7 @@ class Trials:
     def _failure(self) -> Failure:
         found = self.record.failure
         assert found is not None
-        return Failure(found.outcome.value, found.stage, found.kind, found.sqnr_db)
+        return Failure(found.outcome.value, found.stage, found.kind, found.sqnr_db, found.time_ns)
 
     def test(self, key: str, text: str, make: Callable[[Path], Candidate | None]) -> bool:
         """Return True if a candidate fails like the whole model. The candidate then becomes the smallest model so far.
@@ -179,12 +187,14 @@ class Trials:
         return case
 
     def _is_same(self, case: Case) -> bool:
-        failure = failure_of(case)
-        return failure is not None and self._failure.is_same(failure)
+        share = self.record.slow
+        failure = failure_of(case) if share is None else slowness_of(case)
+        return failure is not None and self._failure.is_same(failure, share or 1.0)
 
     @property
     def _runner(self) -> Runner:
-        return _QuickRunner(self.context, of_usage=_reject, sink=ProgressSink())
+        is_timed = self.record.slow is not None
+        return _QuickRunner(self.context, of_usage=_reject, sink=ProgressSink(), is_timed=is_timed)
 
     @property
     def _final_runner(self) -> Runner:
@@ -202,6 +212,7 @@ class Trials:
         return ended
 
     def _add(self, key: str, text: str, nodes: int, case: Case, *, same: bool, seconds: float) -> None:
+        time = slowness_of(case)
         trial = ReduceTrial(
             key=key,
             text=text,
@@ -210,6 +221,7 @@ class Trials:
             reason=case.reason,
             same=same,
             seconds=round(seconds, 3),
+            time_ns=time.time_ns if time is not None else None,
         )
         self.record.trials = [*self.record.trials, trial]
         self.save()

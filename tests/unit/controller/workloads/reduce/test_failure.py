@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from hil.controller.workloads.reduce.failure import Failure, normalise
+import pytest
+from support.fake_boards import fake_case
+
+from hil.controller.workloads.reduce.failure import Failure, normalise, require_failure, slowness_of
+from hil.core.results import Outcome, RunResult, Stage
+from hil.errors import RunFailed, UsageError
 
 
 @pytest.mark.parametrize(
@@ -54,3 +59,21 @@ def test_failures_of_other_stages_and_outcomes_differ():
     whole = Failure("TIMEOUT", "run", "run exceeded the limit of N s and was stopped")
     assert not whole.is_same(Failure("TIMEOUT", "load", whole.kind))
     assert not whole.is_same(Failure("RUN_CRASH", "run", whole.kind))
+
+
+@pytest.mark.parametrize(("time_ns", "same"), [(500.0, True), (499.0, False), (2000.0, True), (None, False)])
+def test_slow_part_takes_share_of_time(time_ns, same):
+    whole = Failure("PASS", "run", "slow", time_ns=1000.0)
+    assert whole.is_same(Failure("PASS", "run", "slow", time_ns=time_ns), 0.5) is same
+
+
+def test_slowness_is_shortest_iteration():
+    case = fake_case("a")
+    assert slowness_of(case) is None  # not run
+    times = ((0, 30), (40, 60), (70, 170))
+    ran = replace(case, result=RunResult("a", {}, times), outcome=Outcome.SKIP)
+    assert slowness_of(ran) == Failure("PASS", "run", "slow", time_ns=20.0)
+    failed = ran.ended(RunFailed("no"), Stage.RUN)
+    assert slowness_of(failed) is None
+    with pytest.raises(UsageError, match="cannot reduce a: RUN_ERROR no"):
+        require_failure(failed, is_slow=True)

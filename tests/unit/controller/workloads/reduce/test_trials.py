@@ -42,6 +42,8 @@ class FakeCase:
     outcome: Outcome | None
     reason: str = ""
     stage: str = "run"
+    result: None = None
+    error: None = None
 
     def ended(self, error: RunCrashed, stage: str) -> FakeCase:
         return FakeCase(Outcome.RUN_CRASH, error.message, stage)
