@@ -1,1 +1,1 @@
-"""The agent that runs on a board. It needs only grpcio, protobuf, numpy and the requested runtime."""
+"""Agent, which runs on a board. The package needs only grpcio, protobuf, numpy and the requested runtime."""

@@ -107,8 +107,8 @@ def serve(
     Args:
         lifeline: also exit when stdin reaches end of file.
         idle_exit: also exit after this many seconds without a session; 0 disables it.
-        may_leave: called before an idle exit. Returning True commits the agent to exit, so it must also reject new
-            clients.
+        may_leave: called before an idle exit. If the function returns True, the agent exits. The function must then
+            also reject new clients.
     """
     seclude()
     forks.adopt()

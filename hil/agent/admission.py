@@ -20,7 +20,7 @@ from hil.agent.session import CallContext, Cancellable, Session, Sessions
 from hil.errors import BoardBusy
 from hil.protocol import wire
 
-# Maximum number of calls without a session that have not sent a message yet, and the timeout for that message.
+# Calls without a session that have not sent a message yet: maximum number, and timeout for the first message.
 SILENT_CALLS = 16
 FIRST_MESSAGE_S = 10.0
 # Maximum number of concurrent calls of each kind without a session. A stream that waits for the client's next message
@@ -78,12 +78,13 @@ class _Calls:
             self._calls.pop(context, None)
 
     def sweep(self) -> bool:
-        """Cancel the calls that are due. Return True if any calls remain open."""
+        """Cancel the calls that have waited too long. Return True if any calls remain open."""
         with self._lock:
             late = [context for context, value in self._calls.items() if self._is_due(value)]
             for context in late:
                 del self._calls[context]
-                # Cancel under the lock: after a call has finished, the connection may already serve the next call.
+                # Cancel while holding the lock. After a call has finished, the same connection may serve the next call,
+                # which must not be cancelled.
                 context.cancel()
             return bool(self._calls)
 
@@ -173,7 +174,8 @@ class Admission:
         self.goodbyes = Room(GOODBYES, busy, GOODBYE_S)
         self.resting = Room(RESTING, busy)
         self._rooms = {
-            f"/{wire.PACKAGE}.Sessions/Hold": None,  # limited separately: waiting clients, and one active session
+            # Other limits apply: the number of waiting clients, and one active session.
+            f"/{wire.PACKAGE}.Sessions/Hold": None,
             "/grpc.health.v1.Health/Watch": self._watching,
         }
         threading.Thread(target=self._watch, daemon=True, name="admission").start()

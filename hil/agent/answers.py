@@ -24,7 +24,7 @@ _NUMBERS = 3
 _ITERATION_BYTES = 16
 # Numbers of a call of a program with steps: tokens, start and end.
 _CALL_NUMBERS = 3
-# Cache an output description of up to this many bytes: the next response usually repeats it.
+# Maximum size of a cached output description. The next response usually has the same description.
 _KEPT_BYTES = 1 << 12
 # Every numpy version supports this many dimensions.
 _MOST_DIMS = 32
@@ -61,10 +61,10 @@ class Output:
 
 @dataclass(frozen=True)
 class RepeatedAnswer:
-    """Distinct output of an invocation."""
+    """Distinct result of an invocation's runs."""
 
     runs: int
-    first: int  # number of the first run that produced it
+    first: int  # number of the first run with this result
     outputs: tuple[Output, ...] | None = None  # None if the worker did not store them
 
 
@@ -74,7 +74,7 @@ class Repeated:
 
     answers: tuple[RepeatedAnswer, ...]
     sampled: bool
-    others: int  # number of runs with further distinct outputs
+    others: int  # number of runs with further distinct results, which are only counted
     differing: tuple[int, ...]  # indices of the outputs that differ
 
 
@@ -102,7 +102,7 @@ class Ran:
 class ClockStepped(RunCrashed):
     """Worker timestamps that run backwards: the board's clock stepped back, or the program forged the timestamps.
 
-    ``ns`` is a lower bound of the step: the time between the two readings hides a part.
+    ``ns`` is a lower bound of the step, because the clock advances between the two readings.
     """
 
     def __init__(self, ns: int) -> None:
@@ -167,7 +167,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
 
 
 def nonsense(why: str) -> RunCrashed:
-    """Return the error for a program after an invalid response of the worker."""
+    """Return the error for an invalid response of a worker."""
     return RunCrashed(f"invalid response from the worker: {why}", hint=_OVERWRITTEN)
 
 
@@ -258,7 +258,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
 def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
     files = _outputs(*_take(found, outputs=list))
     for file in files:
-        # The controller stores the files under these names.
+        # The controller creates files with these names, so a name must not be a path.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
         if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
             raise ipc.Garbled("a profile must be files with plain names")

@@ -1,4 +1,4 @@
-"""Limit a machine to one session at a time, though each login has a separate agent.
+"""Limit a machine to one session at a time, even if each login has a separate agent.
 
 The agent with the active session binds an abstract Unix socket. The kernel lets one process bind a name and frees it
 when that process ends. A claim is therefore never stale, and no directory writable by all logins is needed. The name
@@ -24,9 +24,9 @@ from typing import Any
 from hil.core.text import visible
 
 _NAMESPACE = Path("/proc/self/ns/mnt")
-# An agent responds at once unless it is stopped; other processes may never respond.
+# Timeout for a response. A running agent responds immediately; a stopped agent or another process may never respond.
 _ANSWER_S = 0.5
-# Pause between two probes of a process that hangs up but still has the name.
+# Pause before the next probe of a process that closed the connection but still has the name.
 _PAUSE_S = 0.1
 _MAX_ANSWER = 4096
 _MAX_TEXT = 200
@@ -118,7 +118,7 @@ class BoardClaim:
         return link
 
     def _serve(self, listener: socket.socket) -> None:
-        """Send the current owner to connecting processes. Connections close with the claim."""
+        """Send the current owner to connecting processes. Releasing the claim closes the connections."""
         waiting: collections.deque[socket.socket] = collections.deque()
         with contextlib.suppress(OSError):
             while True:

@@ -1,4 +1,4 @@
-"""Serve calls, the same way over every transport: check the token, sizes and messages, admit the call, and run it."""
+"""Serve calls of every transport: check the token, sizes and messages, admit the call, and run it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Calls:
     def serve(
         self, method: RpcMethod, requests: Iterator[Any], context: CallContext, handler: Handler | None = None
     ) -> Generator[Any, None, None]:
-        """Run a call when it is admitted, and yield its replies.
+        """Admit and run a call, and yield its replies.
 
         Args:
-            handler: handler of the method; None uses the agent's.
+            handler: handler of the method; None selects the agent's handler.
 
         Raises:
             UsageError: the single request is missing.

@@ -9,7 +9,7 @@ milliseconds per worker and consists of:
 
 - separate user, mount, network and IPC namespaces
 - read-only file systems
-- a minimal ``/dev`` with stateless devices and a small ``/dev/shm`` that ends with the process
+- a minimal ``/dev`` with stateless devices, and a small ``/dev/shm`` that the kernel removes when the process exits
 - no writes to the machine's pipes or sockets, and no file locks
 - no new privileges
 - no system calls that read, write, signal or limit other processes
@@ -32,11 +32,12 @@ from pathlib import Path
 from typing import Any
 
 MOST_FILES = 4096
-# Processes and threads on top of the user's current ones: the kernel counts all tasks of a user.
+# Number of processes and threads that a worker may add to those of the user. The kernel's limit applies to all tasks of
+# a user.
 MORE_TASKS = 2048
 # Memory for the runtime, in addition to the program's limit and the worker's memory after the fork.
 OWN_BYTES = 1 << 30
-# When memory runs out, the kernel kills workers before the agent.
+# With this score, the kernel kills workers before the agent when memory runs out.
 _OOM_SCORE = "500"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _LANDLOCK_SCOPE_SIGNAL = 2

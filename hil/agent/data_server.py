@@ -32,14 +32,13 @@ from hil.protocol.listening import private_socket
 from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
-# Read this many bytes, for this long, of the requests still in flight after a failed call. Otherwise the client might
-# not receive the error.
+# After a failed call, read and discard the client's remaining data, up to this size and time. Otherwise the client
+# might not receive the error.
 _UNREAD_BYTES = 64 << 20
 _UNREAD_S = 2.0
-# Maximum number of failed calls to drain at a time; further connections are closed at once.
+# Maximum number of failed calls whose data is discarded at the same time. Further connections are closed immediately.
 _MAX_UNREAD = 32
-# The final frame is sent after the call left admission control, so a client that does not read is dropped after this
-# time.
+# Time limit for sending the final frame to a client that does not read. Admission control no longer limits this call.
 _LAST_WORD_S = 5.0
 
 
@@ -72,7 +71,7 @@ class DataServer:
 
     def close(self) -> None:
         """Stop accepting calls and close the open connections."""
-        self._path.unlink(missing_ok=True)  # while the socket file still belongs to this server
+        self._path.unlink(missing_ok=True)  # before closing: after that, a new server may create the file
         self._socket.close()
 
     def _serve(self, connected: socket.socket) -> None:
@@ -85,7 +84,7 @@ class DataServer:
                     _send_last(frames)
                     method, called = called.method, None
                     if may_go_on(method):
-                        # With too many idle connections, close this one.
+                        # If too many connections are idle, close this connection.
                         with contextlib.suppress(BoardBusy):
                             called = self._read_call(frames, self._calls.admission.resting)
             except ConnectionBroken:
@@ -120,7 +119,7 @@ class DataServer:
         if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"unknown method {called.method[:100]!r}")
         requests, context = _read_requests(frames, method), DataCallContext(frames, called.session)
-        # Close the call before the last frame is sent.
+        # End the call before sending the last frame: the client may start its next call immediately.
         with contextlib.closing(self._calls.serve(method, requests, context)) as replies:
             for reply in replies:
                 if isinstance(reply, memoryview):

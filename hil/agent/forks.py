@@ -34,7 +34,7 @@ from hil.errors import BoardError, BoardUnfit, HilError
 # Seconds before a failed runtime is retried.
 _RETRY_S = 30.0
 _FORK_S = 30.0
-# The first worker waits until the runtime's library is imported: PyTorch's takes a minute on a small board.
+# The first worker waits until the runtime's library is imported. Importing PyTorch takes a minute on a small board.
 _PRELOAD_S = 300.0
 _STOP_S = 5.0
 _MOST_DEVICES = 1000
@@ -288,7 +288,7 @@ class ForkServer:
             if has_news and not news.pids and not self._awake:
                 raise self._died()
             if is_over() or not news.pids:
-                # A late response would be mistaken for the next worker's, so kill the process.
+                # Kill the process: a late response would be mistaken for the response of the next worker.
                 process.kill()
                 self._forked.wait_for(is_over, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not respond")
@@ -373,7 +373,7 @@ class ForkServer:
         wait_or_kill(process, _STOP_S)
         _end_orphans(process.pid)
         for on_exit in orphans.values():
-            # Report these workers as killed: the fork server no longer can, and an idle worker would be taken for a
-            # live one.
+            # Report these workers as killed, because the dead fork server cannot. Otherwise, hil would consider dead
+            # idle workers alive.
             on_exit(ExitStatus(-signal.SIGKILL))
         channel.close()

@@ -48,7 +48,7 @@ from hil.core.steps import MAX_CALLS, StepCall, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 
-# Three texts of this length fit into a message in any encoding.
+# Maximum length of a text in an error response. Three such texts fit into a message in any encoding.
 _MOST_TEXT = 1 << 16
 _MOST_ERROR = 4000
 
@@ -92,7 +92,7 @@ class _ForkedWorker:
         self._out = outputs
         self._runtime: Any = None
         self.program: Any = None
-        # Numbers that follow the response's text: see hil.agent.answers.
+        # Numbers of the response, sent with the JSON text: see hil.agent.answers.
         self.numbers: list[int] = []
         self._folder = Path()
         self._sandboxed = self._is_open = False
@@ -136,7 +136,7 @@ class _ForkedWorker:
         return self._run_repeatedly(self.program, order)
 
     def do_generate(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Run a decoder with a prompt, as :meth:`do_invoke`. Append the times of all calls to the numbers."""
+        """Run a decoder with a prompt, like :meth:`do_invoke`. Append the times of all calls to the numbers."""
         plan = StepsPlan.of_json(order["steps"])
         make = getattr(self.program, "stepped", None)  # simulated programs
         stepped = make(plan) if make else SteppedProgram(self.program, plan)
@@ -375,7 +375,8 @@ def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
     end_children(workers | helpers, ended)
     for pid in workers & ended.keys():
         workers.discard(pid)
-        # Systems without subreaper support miss descendants of dead parents, so kill the worker's process group.
+        # On systems without subreaper support, descendants of dead processes are not children of this process. So kill
+        # the worker's process group.
         signal_group(pid)
         control.send({"exited": pid, "status": ended[pid].code, "peak": ended[pid].peak_bytes})
 

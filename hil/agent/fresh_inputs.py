@@ -67,7 +67,7 @@ class FreshInputs:
         piece = self._piece
         while begin < end:
             size = min(os.preadv(self._fd, [piece], begin), end - begin)
-            # Slicing copies the bytes, which takes longer than the comparison.
+            # Slice only incomplete blocks: a slice copies the bytes, which takes longer than the comparison.
             if (piece if size == BLOCK_BYTES else piece[:size]) != self.view[begin : begin + size]:
                 return False
             begin += size

@@ -58,7 +58,7 @@ class GrpcOnDemand:
         """Close all connections and stop listening."""
         with self._lock:
             self._closed = True
-        self._path.unlink(missing_ok=True)  # while the socket file still belongs to this listener
+        self._path.unlink(missing_ok=True)  # before closing: after that, a new listener may create the file
         if self._server is not None:
             self._server.close()
         self._socket.close()
@@ -82,7 +82,10 @@ class GrpcOnDemand:
             back.join()
 
     def _serve(self) -> None:
-        """Start the server on a temporary path, then move its socket to this path for direct access by new clients."""
+        """Start the server at a temporary path, then move the server's socket to this path.
+
+        New clients then connect directly.
+        """
         with self._lock:
             if self._closed:
                 raise NotCarried("the agent is stopping")

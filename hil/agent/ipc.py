@@ -30,7 +30,7 @@ from typing import Any
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import BoardUnfit, HilError, RunFailed
 
-# Enough for the names and shapes of 20,000 tensors.
+# Maximum size of a message: enough for the names and shapes of 20,000 tensors.
 MOST_BYTES = 4 << 20
 MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")

@@ -48,7 +48,7 @@ class AnswerLog:
         arena: output arena.
         names: output names.
         runs: expected number of runs.
-        reserved: bytes at the start of the arena to leave unchanged.
+        reserved: number of bytes at the start of the arena to leave unchanged.
     """
 
     def __init__(self, arena: Arena, names: Sequence[str], runs: int, reserved: int = 0) -> None:

@@ -16,7 +16,7 @@ from hil.core.clock import now_ns
 from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
-# A Raspberry Pi's firmware lowers the clock silently; only get_throttled reports it.
+# The firmware of a Raspberry Pi lowers the clock silently. Only get_throttled reports this.
 _WATCHED = (
     "sys/devices/system/cpu/cpufreq/policy*/scaling_cur_freq",
     "sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
@@ -33,7 +33,7 @@ _CORE = re.compile(rb"^cpu(\d+) (.*)$", re.M)
 _AVAILABLE = re.compile(rb"^MemAvailable:\s*(\d+) kB", re.M)
 _OOM_KILLS = re.compile(rb"^oom_kill (\d+)", re.M)
 _STALLED = re.compile(rb"^some .*total=(\d+)", re.M)
-# Columns of /proc/stat: idle and I/O wait times, and all times that are not counted twice.
+# Columns of /proc/stat: idle and I/O wait times, and all times except guest times, which user times include.
 _IDLE = slice(3, 5)
 _TIMES = slice(0, 8)
 
@@ -80,7 +80,7 @@ def memory_limit(root: Path = _ROOT) -> int:
         for name in _CGROUPS.keys() & set(controllers.split(",")):
             mount, file = _CGROUPS[name]
             place = root / mount / group
-            # A limit applies to all descendant groups. In a container, the mount shows only the container's group.
+            # A group's limit applies to all its descendants. In a container, only the container's group is visible.
             while place.is_relative_to(root / mount):
                 limits.append(_limit(place / file))
                 place = place.parent
@@ -139,7 +139,7 @@ def _bytes(path: Path) -> bytes:
 class Counters:
     """Counters of the board. Use as a context manager, which closes the open files.
 
-    The available sources are detected once; missing sources are skipped.
+    The available sources are detected once. Missing sources are skipped.
 
     - ``cpuN busy`` and ``PRESSURE pressure`` (share of time stalled on CPU, memory or disk): % since the last sample,
       so the first sample lacks them

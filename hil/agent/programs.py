@@ -34,7 +34,7 @@ from hil.errors import BoardUnfit, LoadFailed, RunCrashed, RunFailed, SessionEnd
 from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
-# A test run with many traced modules loads a program for each module.
+# Maximum number of loaded programs. A test run with many traced modules loads a program for each module.
 MAX_PROGRAMS = 512
 MAX_FILES = 10_000
 MAX_INPUTS = 20_000
@@ -42,7 +42,8 @@ MAX_INPUTS = 20_000
 _MAX_DIMS = 32
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
-# A call that waits for a dead controller's data blocks the program until the connection ends. Limit the wait.
+# Maximum wait for the current calls of unloaded programs. A call that waits for data from a dead controller blocks its
+# program until the connection ends.
 _LET_GO_S = 5.0
 # Interval at which a call that waits for a program checks that the client is still connected.
 _LOOK_S = 0.2
@@ -148,7 +149,7 @@ class Programs:
 
         def files() -> Iterator[tuple[str, str]]:
             for file in request.files:
-                # A program may have many files, each with parent directories.
+                # Linking many files takes time, so check the session before each file.
                 self._sessions.require(session)
                 yield file.name, file.digest
 

@@ -1,6 +1,6 @@
-"""Place of a running generation, at the start of the output arena.
+"""Progress of a running generation: the position and step of the current call, at the start of the output arena.
 
-The worker writes it before each call of the decoder. The agent reads it if the worker crashes or exceeds its time.
+The worker writes both numbers before each call of the decoder. The agent reads them after a crash or a timeout.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _MAX_POSITION = 1 << 31
 
 
 class ProgressLog:
-    """The worker's end."""
+    """Writer of the progress, for the worker."""
 
     def __init__(self, arena: Arena) -> None:
         self._view = arena.view(SIZE, grow=True)
         self.note(-1, 0)
 
     def note(self, position: int, step: int) -> None:
-        """Write the place of the next call."""
+        """Write the position and step of the next call."""
         _PLACE.pack_into(self._view, 0, position, step)
 
 
 def describe_progress(arena: Arena) -> str:
-    """Return the place that the worker wrote last, or "" without a valid one. The worker may be hostile."""
+    """Describe the progress that the worker wrote last. Return "" if it is invalid: the worker may be hostile."""
     with contextlib.suppress(HilError):
         position, step = _PLACE.unpack_from(arena.view(SIZE, grow=False))
         if 0 <= position < _MAX_POSITION and 0 <= step <= MAX_STEPS:

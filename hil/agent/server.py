@@ -55,13 +55,13 @@ class AgentConfig:
     store: Path  # directory of blobs, programs, the fence and the journal
     name: str = ""
     build: str = ""  # build id of the deployment, for Describe
-    quota: Quota = field(default_factory=Quota)  # blobs above this size are evicted
+    quota: Quota = field(default_factory=Quota)  # size above which the store evicts blobs
     memory_limit: int = 0  # maximum memory of a program in bytes; 0 means the machine's memory
     token: str = ""
     # Server certificate and key, PEM files; required for addresses other than loopback.
     tls_key: Path | None = None
     tls_cert: Path | None = None
-    tls_client_ca: Path | None = None  # requires clients to present a certificate of this authority (mutual TLS)
+    tls_client_ca: Path | None = None  # require clients to present a certificate of this authority (mutual TLS)
     # If set, load only programs of bundles that one of these ed25519 keys has signed.
     trusted_keys: tuple[bytes, ...] = ()
     runtimes: dict[str, str] = field(default_factory=runtimes.known)  # name -> ``module:Class``
@@ -243,7 +243,10 @@ class BoardService:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
     def Logs(self, request: pb.LogsRequest, context: CallContext) -> Iterator[pb.LogLine]:
-        """Yield lines of the workers' stderr, or the text of a long error."""
+        """Yield lines of the workers' stderr.
+
+        If the request contains the id of a long error, yield that error's text instead.
+        """
         session = self._sessions.of_call(context)
         if request.error:
             yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
@@ -467,7 +470,7 @@ class ProgramService:
                         # Hash the sent bytes instead of the shared memory, which a running program may still modify.
                         data = memoryview(bytes(piece))
                         yield data
-                        hasher.update(data)  # while the client reads the data
+                        hasher.update(data)  # hash while the client reads the data
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 

@@ -23,10 +23,10 @@ from hil.protocol import wire
 
 MIN_TTL_S = 0.5
 MAX_TTL_S = 3600.0
-# The farm's database stores fences up to this value, so a higher fence does not come from the farm.
+# Largest fence. The farm's database stores fences up to this value, so a higher fence does not come from the farm.
 MOST_FENCE = (1 << 62) - 1
-# A new board starts at fence 0, but the farm may have counted for years. At one lease per second, reaching this value
-# takes a century.
+# Maximum increase of the fence in one step. A new board starts at fence 0, but its farm may have counted for years. At
+# one lease per second, reaching this value takes a century.
 MOST_JUMP = 1 << 32
 _RESET = "if the board is unused, restart the fence count with `hil board reset-fence`"
 _JOURNAL_BYTES = 8 << 20
@@ -176,7 +176,7 @@ class Sessions:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             try:
-                # On a full disk, overwriting the existing few bytes still works, so filling the disk does not block
+                # On a full disk, overwriting the existing few bytes still works. A full disk therefore does not block
                 # sessions.
                 _write(self._file, "r+", fence)
             except OSError:

@@ -34,7 +34,7 @@ from hil.errors import BlobDamaged, BoardUnfit, LoadFailed, UsageError
 T = TypeVar("T")
 
 _HASH_PIECE = 1 << 20
-# Interrupted uploads are resumed soon or never, and are few. Limit their age and number.
+# Maximum age and number of interrupted uploads. Clients resume an upload soon or never.
 _PARTIAL_KEPT_S = 24 * 3600.0
 _PARTIALS_KEPT = 16
 # Maximum directory depth of a program's file.
@@ -97,11 +97,11 @@ class BlobStore:
         # Metadata of each file at the time of the last digest check. After a power cut a file may contain
         # anything, so each file is hashed before the first use.
         self._verified: dict[str, _FileStamp] = {}
-        # Blobs that a program of this session may have altered unnoticed, at the moment the store changed the file's
-        # timestamps.
+        # Blobs whose links or timestamps the store changed in this session. A program may have altered such a blob at
+        # the same moment, unnoticed.
         self._doubtful: set[str] = set()
-        # Number of changes that this process made to blob files or their timestamps (storing, linking, unlinking,
-        # evicting).
+        # Number of changes that this process made to blob files or their timestamps, by storing, linking, unlinking or
+        # evicting.
         self._own_changes = 0
         self._used: dict[str, float] = {}
         for folder in ("blobs", "partial", "programs"):
@@ -141,7 +141,7 @@ class BlobStore:
         """
         path = self._path(digest)
         while not self._is_known(digest, path):
-            pass  # this process changed files during the check, so the difference may result from that: retry
+            pass  # this process changed files during the check, which may explain the difference: retry
         self._used[digest] = time.time()
         return path
 
@@ -193,7 +193,8 @@ class BlobStore:
         folder = self.root / "programs" / uuid.uuid4().hex
 
         def make() -> None:
-            # Another program may have removed the parent. The store's root is never made again: its mode would differ.
+            # Unlinking another program may have removed the parent. Do not recreate the store's root, because its mode
+            # would differ.
             folder.parent.mkdir(mode=0o700, exist_ok=True)
             folder.mkdir(mode=0o700)
 
@@ -275,7 +276,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _changing(self, digest: str, path: Path) -> Iterator[None]:
-        """Keep a file verified while this process changes the links or timestamps."""
+        """Keep a file marked as verified while this process changes the links or timestamps."""
         with self._lock:
             sound = self._verified.pop(digest, None)
             self._doubtful.add(digest)
@@ -314,7 +315,10 @@ class BlobStore:
         return kept
 
     def _make_room(self, digest: str, size: int, have: int) -> None:
-        """Evict blobs as required by the quota and the disk. Raise an error if that is not sufficient."""
+        """Evict blobs until the new blob fits into the quota and on the disk.
+
+        Raise an error if eviction is not sufficient.
+        """
         disk = self.write(lambda: shutil.disk_usage(self.root))
         partials = self._kept_partials(_PARTIALS_KEPT - 1, digest)
         coming = size + sum(self._uploading.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 from hil.core.disk_faults import FAULTS, disk_unfit
 from hil.errors import HilError, UsageError
 
-# The file system does not support locks: the user must keep agents apart.
+# Errors of a file system without locks. There, the user must give each agent a separate directory.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

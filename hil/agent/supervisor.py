@@ -1,4 +1,4 @@
-"""Start, control and stop workers from the agent, and explain their crashes."""
+"""Start, control and stop the agent's workers, and explain their crashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST_LINE = 4096
 _CUT = " [cut]"
 _DETAIL_LINES = 40
 _NEWS_S = 10.0
-# A working worker reads an order at once.
+# Time limit for sending an order. A worker that is not stuck reads orders immediately.
 _ORDER_S = 30.0
 # Order -> stage.
 _STAGES = {"prepare": "load", "open": "load", "load": "load", "invoke": "run", "generate": "run", "profile": "profile"}
@@ -41,16 +41,17 @@ _DEATHS: dict[int | None, str] = {
     -signal.SIGILL: "the program uses instructions that this CPU lacks: check the compile target",
 }
 _PIPE = 1 << 16
-# Pause after each full pipe buffer: a program that writes endlessly must not keep the agent busy.
+# Pause after reading each full pipe buffer: a program that writes endlessly must not keep the agent busy.
 _BREATH_S = 0.005
 # Maximum number of spare workers.
 _MOST_SPARES = 2
 
 
 def explain_step(stepped: answers.ClockStepped, since_ns: tuple[int, int]) -> HilError:
-    """Return the board's fault if the clock lost as much time against the wall clock as the worker's timestamps show.
+    """Return the error for worker timestamps that run backwards.
 
-    Otherwise return RunCrashed: the program forged the timestamps.
+    If the board's clock lost a similar time against the wall clock, the board is at fault (BoardUnfit). Otherwise, the
+    program forged the timestamps (RunCrashed).
 
     Args:
         stepped: error with the size of the step.
@@ -308,7 +309,7 @@ class WorkerProcess:
     def _exit_error(self, stage: str) -> HilError:
         """Return the error for a dead worker."""
         if self.ended_because:
-            # The session has ended, and the next session waits for this call to finish.
+            # The session has ended. Do not wait for details, because the next session waits for this call.
             return self.ended_because
         # The fork server reports the death, which may be delayed on a busy machine.
         self._exited.wait(_NEWS_S)

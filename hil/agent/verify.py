@@ -95,7 +95,7 @@ def verify_bundle(
 
 
 class _MethodRun:
-    """Worker of a method: started on demand, and replaced if a case kills the worker."""
+    """Worker of a method. The worker starts on demand and is replaced if a case kills it."""
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, program: Artifact, method: Method, device: str, timeout: float
@@ -177,7 +177,7 @@ class _MethodRun:
         if ran.placement is not None:
             self._placement = ran.placement
         view = worker.output_view(ran.size)
-        # These are views of memory that the next case overwrites. They are compared before that.
+        # These are views of memory that the next case overwrites, so compare them before the next case.
         outputs = [tensors.from_bytes(view[one.at : one.end], one.dtype, one.shape) for one in ran.outputs]
         return outputs, ran.end_ns[0] - ran.start_ns[0]
 

@@ -2,8 +2,8 @@
 
 A runtime is a class with the methods of :class:`Runtime`. hil's runtimes are listed in :mod:`hil.core.runtimes`;
 plugins register theirs under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported
-in the fork server, so the agent never loads a vendor's library. (A farm's simulated boards are forked from a host that
-has imported hil's runtimes, after a test import in a child process succeeded.)
+in the fork server, so the agent never loads a vendor's library. There is one exception: a farm's host imports hil's
+runtimes before it forks simulated boards. The host first tests each import in a child process.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Runtime(Protocol):
         """
 
     def prepare(self, device: str) -> None:
-        """Open the device, if opening is slow. The default does nothing. An unknown device is an error of the load.
+        """Open the device, if opening is slow.
+
+        The default does nothing. Ignore an unknown device here: ``load`` reports it.
 
         hil calls this before the first load, as soon as the device is known.
         """
@@ -170,7 +172,8 @@ class ClockPairs:
     def look(self) -> None:
         """Read both clocks.
 
-        The profiler's clock is read between two readings of the board's; the closest of five tries counts.
+        Each try reads the profiler's clock between two readings of the board's clock. Of five tries, the one with the
+        shortest time between these readings is stored.
         """
         looks = [(now_ns(), self._profilers_ns(), now_ns()) for _ in range(_LOOKS)]
         before, profilers, after = min(looks, key=lambda look: look[2] - look[0])

@@ -1,6 +1,6 @@
 """Run ``.pte`` and ``.bpte`` files with the ExecuTorch Python package, its portable kernels and XNNPACK.
 
-The package needs PyTorch, which takes seconds to import. Both are imported only when a program is loaded.
+The package needs PyTorch, which takes seconds to import. Both packages are imported only when a program is loaded.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class ExecuTorchProgram:
     def bind(self, inputs: list[Array]) -> None:
         """Create tensors with the memory layout that the program expects.
 
-        The library does not check the layout and would silently read other layouts wrongly.
+        The library does not check the layout. With a different layout, it would silently read wrong values.
         """
         for place, spec, array in zip(self._taken, self.inputs, inputs, strict=True):
             self._arguments[place] = _tensor(spec.name, array, self._method.inputs[place])
@@ -150,7 +150,7 @@ class ExecuTorchProgram:
     def run(self) -> None:
         """Run the method.
 
-        Set the inputs every time: the method may reuse the memory of inputs that it has read.
+        The inputs are set before every run, because the method may reuse the memory of inputs that it has read.
         """
         self._has_run = True
         try:
@@ -186,7 +186,7 @@ class ExecuTorchProgram:
         return [written, clock]
 
     def placement(self) -> Placement:
-        """Return the number of calls for each backend and for ExecuTorch's kernels. Nodes are calls."""
+        """Return the number of calls for each backend and for ExecuTorch's kernels. Each call counts as a node."""
         return self._placed
 
     def fetch(self) -> list[Array]:
@@ -240,7 +240,10 @@ def _find_openvino() -> None:
 
 
 def _check_needs(library: Any, main: str, method: ExecuTorchMethod) -> None:
-    """Raise PartMissing with the names of missing backends and operators; the library only reports a number."""
+    """Raise PartMissing with the names of missing backends and operators.
+
+    The library reports only an error code.
+    """
     if lacking := [name for name in method.backends if not library._is_available(name)]:
         there = [name for name in library._get_registered_backend_names() if library._is_available(name)]
         raise PartMissing(

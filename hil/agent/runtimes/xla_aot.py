@@ -41,7 +41,7 @@ class XlaAotRuntime(Runtime):
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """Return the ABI version. Programs are otherwise self-contained."""
+        """Return the ABI version. Programs depend on nothing else."""
         return {"version": str(ABI), "devices": [DEFAULT_DEVICE]}
 
     def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
