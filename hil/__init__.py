@@ -13,16 +13,16 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# `python -m hil...` puts the working directory first on the path. That directory is untrusted: its numpy.py would
-# replace numpy. During the module search sys.argv[0] is "-m" (never for `hil`). With -P (Python 3.11) Python does not
-# add it: the directory is on the path only if PYTHONPATH includes it.
+# `python -m hil...` puts the working directory first on the path. This directory is untrusted: a numpy.py there would
+# replace numpy. So remove it. During the module search of `python -m`, sys.argv[0] is "-m". With -P (Python 3.11),
+# Python does not add the directory, so leave a directory that PYTHONPATH includes.
 if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
     with contextlib.suppress(OSError):
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (pathlib is not loaded for this)
             del sys.path[0]
 
-# Since 1.29, onnxruntime's wheels send usage data to Microsoft from import on. Every process that hil starts imports
-# this module first. A value set by the user takes precedence.
+# Since 1.29, onnxruntime's wheels send usage data to Microsoft after the import. Disable this here, because every
+# process of hil imports this module first. A value that the user sets takes precedence.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hil.controller.storage.run_context import open_context as open_context
 
 __all__ = ["__version__", "connect", "export_module", "lower_function", "open_context", "run", "traces"]
-# Name -> module. The names are imported on first use: `import hil` stays fast, and agents never load the controller.
+# Name -> module. Names are imported on first use, so `import hil` is fast and agents never load the controller.
 _HOME = {
     "connect": "hil.api",
     "run": "hil.api",

@@ -1,4 +1,4 @@
-"""`python -m hil`: the command `hil`, for environments with a `bin` that is not on PATH."""
+"""Run the command `hil` as `python -m hil`, for environments whose `bin` directory is not on PATH."""
 
 from hil.controller.cli.main import main
 

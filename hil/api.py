@@ -39,8 +39,8 @@ def connect(
     Args:
         board: board name, config file, or address: ``USER@HOST[:PORT]``, ``unix:PATH``, ``HOST:PORT``, or
             ``farm:SELECTOR`` for a board from the lab farm. "" uses ``HIL_BOARD``, or else the simulator.
-        hw_type: with an address, the board config to use; without a board, the kind of simulator.
-        runtime: runtime to install if the board needs an agent; "" uses the config's.
+        hw_type: hardware type: selects the board config for an address, or the simulator if ``board`` is "".
+        runtime: runtime to install if the board needs an agent; "" uses the config's runtime.
         faults: simulator faults to inject, such as ``crash``.
         wait_s: timeout in seconds while the board is in use.
 
@@ -129,7 +129,8 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         if context is None:
             context = stack.enter_context(open_context())
         elif chosen.recompute or chosen.debug_ir is not None:
-            # A cache recomputes an entry only for the first request. With a new cache, every call recomputes.
+            # A Cache object that recomputes does so only for the first request of an entry. A new object makes every
+            # call recompute.
             context = replace(context, cache=Cache(context.cache.root))
         folder = Path(stack.enter_context(temporary_folder("hil-")))
         (folder / "logs").mkdir()

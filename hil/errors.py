@@ -1,6 +1,6 @@
 """Define all errors that hil raises, with their outcome and exit code.
 
-Usage errors and board failures are separate families, so that neither is reported as the other.
+Usage errors and board failures have separate base classes, so that hil never reports one as the other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ E = TypeVar("E", bound="HilError")
 
 
 class ErrorCode(str, Enum):
-    """Cause of an error that callers act on.
+    """Cause of an error, for callers that handle this cause.
 
-    Agents send it with the class of the error. A release that does not know a code treats it as NONE.
+    Agents send the code with the class of the error. A release that does not know a code treats it as NONE.
     """
 
     NONE = ""
@@ -46,7 +46,7 @@ class HilError(Exception):
     Args:
         stage: pipeline stage of the error (a value of :class:`hil.core.results.Stage`), or "".
         detail: raw output from the source: end of a log, traceback, stderr.
-        code: cause of the error, if callers act on it.
+        code: cause of the error, if callers handle this cause.
         option: option of ``hil run`` that the hint asks for, such as ``--input``, or "".
     """
 
@@ -126,7 +126,7 @@ class UnreadableFile(UsageError, OSError):
     The error is an OSError, as for a missing file, so code that handles missing files also handles this error.
 
     Args:
-        reason: why, without the path: :attr:`strerror`.
+        reason: reason without the path, for :attr:`strerror`.
     """
 
     def __init__(self, message: str = "", *, reason: str = "", **fields: Any) -> None:
@@ -141,7 +141,7 @@ class StorageError(UsageError):
 class VacuousTolerance(UsageError):
     """The given tolerance is so wide that wrong outputs would agree.
 
-    A suite has a single tolerance for many cases, so there the error becomes the outcome of the affected case only.
+    A suite has one tolerance for many cases. There, the error becomes the outcome of the affected case only.
     """
 
     outcome = "BLIND"

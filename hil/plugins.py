@@ -1,7 +1,7 @@
 """Stable names for plugins: types to extend hil with, and errors to raise (docs/extending.md).
 
-Runtimes load on the board, which has no controller, so they import :class:`hil.agent.runtimes.Runtime` from
-its module.
+A runtime plugin is different: it runs on the board, which has no controller. It imports
+:class:`hil.agent.runtimes.Runtime` from its module instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the arithmetics that a board may declare. This is the only list."""
+"""Define the arithmetics that a board may declare."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from hil.errors import UsageError, did_you_mean
 
 FLOAT32 = "float32"
 INT8 = "int8"
-# Symmetric range -127 to 127, so that a value and its negative round alike.
+# Levels from -127 to 127. The range is symmetric, so that a value and its negative round alike.
 INT8_LEVELS = 127
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Parameters for a float arithmetic. int8 has none: its step depends on each tensor's largest value."""
+    """Parameters of a float arithmetic.
+
+    int8 has no such parameters: its step size depends on each tensor's largest value.
+    """
 
     digits: int  # significand bits, including the implicit bit
     smallest: float  # smallest subnormal

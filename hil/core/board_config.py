@@ -38,7 +38,7 @@ class Connection:
     known_hosts: str = ""  # file with pinned host keys; "" uses the user's known_hosts
     accept_new_host_key: bool = False
     folder: str = ""  # hil's directory on the board; "" means ``.hil`` in the login's home
-    fence: int = 0  # fence for opening sessions; a lower fence is rejected as stale; 0 disables fencing
+    fence: int = 0  # fence for opening sessions; the board rejects a fence below its own as stale; 0 disables fencing
     lease: str = ""  # lease text for results: holder and farm; "" without a farm
 
 
@@ -92,7 +92,7 @@ class Power:
     timeout_s: float = 60.0  # hook timeout in seconds
 
     def can(self, action: str) -> bool:
-        """Return True if a hook exists for the action. Off and on together also provide a cycle."""
+        """Return True if a hook exists for the action. The hooks off and on together also serve as a cycle."""
         return action in self.hooks or (action == "cycle" and {"off", "on"} <= self.hooks.keys())
 
 
@@ -140,7 +140,10 @@ class RuntimeCommand:
         return not self.program and not self.file
 
     def runs(self, runtime: str) -> bool:
-        """Return True if the command may support a runtime. Programs from the config are assumed to support any."""
+        """Return True if the command may support a runtime.
+
+        A program from the config is assumed to support every runtime.
+        """
         return runtime == "iree" or not self.is_ours
 
 
@@ -177,7 +180,7 @@ class BoardConfig:
 
     @property
     def recovery_steps(self) -> tuple[str | Command | BoardCommand, ...]:
-        """Steps from ``[recover]``, or by default the ``[power]`` actions: a reset, then a power cycle."""
+        """Steps from ``[recover]``; by default the ``[power]`` actions reset and cycle."""
         return self.recover.steps or tuple(action for action in ("reset", "cycle") if self.power.can(action))
 
     @property

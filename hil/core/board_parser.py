@@ -1,7 +1,7 @@
 """Parse board configs from TOML text.
 
-``[power]`` defines how to reset a board and switch its power. Each action (``reset``, ``off``, ``on``,
-``cycle``) has a hook in a form below. Hooks never use a shell::
+``[power]`` defines how to reset a board and switch its power. Each action (``reset``, ``off``, ``on``, ``cycle``) has a
+hook in one of the forms below. Hooks never use a shell::
 
     [power]
     reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
@@ -61,7 +61,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 _BOARD = ("name", "hw_type", "description", "runtime", "arithmetic")
-# In [devices], the default for hil's runtimes that the table does not name.
+# Key in [devices] for all runtimes of hil that the table does not name.
 _OTHERS = "*"
 _TABLES = {
     "board",

@@ -1,8 +1,8 @@
 """Find board configs, load them, and check the user's trust in them.
 
-hil searches in this order: the path itself, configs shipped with hil, ``$HIL_BOARDS``, the user's
-``hil/boards`` config directory, and ``./board_configs``. An untrusted file from the last may only describe
-a board (:mod:`hil.core.config_files`).
+hil searches in this order: the path itself, configs shipped with hil, ``$HIL_BOARDS``, the user's ``hil/boards`` config
+directory, and ``./board_configs``. Without the user's trust, a file from ``./board_configs`` may only describe a board
+(:mod:`hil.core.config_files`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LoadedBoard:
     """Board config with its origin and the user's trust in it.
 
     Attributes:
-        path: config file as found. :attr:`BoardConfig.path` is the resolved path.
-        is_foreign: True if the file may have another author than the user or hil. Such a file needs trust.
+        path: path of the config file, unresolved. :attr:`BoardConfig.path` is the resolved path.
+        is_foreign: True if the author may be neither the user nor hil. Such a file needs trust.
     """
 
     config: BoardConfig
@@ -39,9 +39,10 @@ class LoadedBoard:
 
     @cached_property
     def digest(self) -> str:
-        """Digest for trusting the config. It covers the text and the local programs that it names by path.
+        """Digest of the config's text and of the local programs that the config names by path.
 
-        "" if such a program cannot be read; the config is then never trusted.
+        The user's trust applies to this digest. The digest is "" if such a program cannot be read. Such a config is
+        never trusted.
         """
         config = self.config
         programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
@@ -66,7 +67,7 @@ class LoadedBoard:
 
 
 def load_board(name: str, *, typed: bool = True) -> LoadedBoard:
-    """Load a board config that may be used, by board name or file path.
+    """Load a board config by board name or file path, and check that the user trusts it.
 
     Args:
         typed: True if the user typed the name in this command. A typed path is trusted; other paths need trust
@@ -121,7 +122,10 @@ def find_board(name: str) -> Path:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the directories with board configs, in search order. hil's is first, so its names take precedence."""
+    """Yield the directories with board configs, in search order.
+
+    hil's directory is first, so its board names take precedence.
+    """
     yield _own_folder()
     if named := os.environ.get("HIL_BOARDS"):
         yield Path(named)

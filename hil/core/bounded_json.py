@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.core.files import MAX_FILE_BYTES, read_file
 
-# An empty list has two bytes of text, and needs thirty times as much memory.
+# Limit for other documents. An empty list has two bytes of text, but needs thirty times as much memory.
 MAX_VALUES = 2_000_000
 # Limit for records that hil writes, such as run.json, which may contain timings from a million runs.
 MAX_RECORD_VALUES = 20_000_000

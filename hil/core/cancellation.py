@@ -1,7 +1,7 @@
-"""Cancel work in threads. Long loops call :func:`check_cancelled`, which raises after the request was cancelled.
+"""Cancel work in threads. Long loops call :func:`check_cancelled`, which raises WorkCancelled after a cancellation.
 
-The flag belongs to the context (:mod:`contextvars`), which hil copies into worker threads. Work outside
-such a context is never cancelled.
+The cancellation flag belongs to the context (:mod:`contextvars`), which hil copies into worker threads. Work in other
+contexts is never cancelled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Synchronize a board's monotonic clock with the host's.
 
-A board stamps events with its monotonic clock, and the controller pings it. A ping's board stamp was taken
-between sending and receiving (Cristian, "Probabilistic clock synchronization", 1989). For a steady clock,
-the offset as a line over host time must pass between the limits from all pings. hil uses the middle of the
-possible lines, with a known maximum error.
+A board stamps events with its monotonic clock, and the controller pings the board. The board takes the stamp of a ping
+between sending and receiving on the host (Cristian, "Probabilistic clock synchronization", 1989). For a steady clock,
+the offset is a linear function of host time. Each ping gives an upper and a lower limit of this line. hil uses the
+middle of the possible lines, which has a known maximum error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# Profile pass file that pairs the profiler's clock with the board's.
+# File of a profile that pairs the profiler's clock with the board's clock.
 CLOCK_FILE = "clock.json"
 # Maximum drift between two clocks: 0.1 %.
 DRIFT_MOST = 1e-3
@@ -58,8 +58,8 @@ class ClockFit:
     at_host_ns: int
     # Maximum stamp error between the first ping and the last ping (or ``until_ns``), assuming a steady clock.
     error_ns: int
-    # 0 if a single steady clock explains all pings. Otherwise the largest forward jump between two pings; the other
-    # fields then apply to the time after it.
+    # 0 if a single steady clock explains all pings. Otherwise the largest jump between two pings (negative for a
+    # backward jump). The other fields then apply to the time after the jump.
     jumped_ns: int = 0
 
     def to_host(self, board_ns: int) -> int:
@@ -93,17 +93,17 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     error = max(high - low, last_high - last_low) / 2
     # Convert from board to host nanoseconds, which are shorter if the board's clock runs slow.
     error /= min(1.0, 1.0 + drift)
-    # The fields are rounded to whole nanoseconds, and so are the stamps.
+    # Add 2 ns, because the fields and the stamps are rounded to whole nanoseconds.
     return ClockFit(near + round(offset), drift, middle, int(error) + 2)
 
 
-@functools.lru_cache(maxsize=8)  # consecutive runs within a second share their pings
+@functools.lru_cache(maxsize=8)  # consecutive runs within a second have the same pings
 def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float]]]:
-    """Return a host time, the approximate lead of the board's clock then, and all lines relative to both."""
+    """Return a host time, the approximate lead of the board's clock at that time, and all lines relative to both."""
     best = min(pings, key=lambda ping: ping.round_trip_ns)
     middle = (best.sent_ns + best.received_ns) // 2
     near = best.board_ns - middle
-    # Relative to these, all values are small enough for exact floats.
+    # Relative to these two values, all numbers are small enough for exact floats.
     limits = [
         (float(host - middle), float(ping.board_ns - host - near), side)
         for ping in pings
@@ -113,10 +113,12 @@ def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float
 
 
 def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the corners (offset, drift) of the set of lines within the limits; empty if none fits.
+    """Return the corners (offset, drift) of the set of lines that satisfy all limits.
+
+    Return [] if there is no such line.
 
     Args:
-        limits: (host time, board offset, side): the line passes below it (side 1) or above it (side -1).
+        limits: (host time, board offset, side): the line passes below this point (side 1) or above it (side -1).
     """
     widest = max(abs(value) + DRIFT_MOST * abs(at) for at, value, _ in limits) + 1
     corners = [(-widest, -DRIFT_MOST), (widest, -DRIFT_MOST), (widest, DRIFT_MOST), (-widest, DRIFT_MOST)]
@@ -148,8 +150,8 @@ def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
     """Convert a time to another clock, along the line through the first and last pair of readings.
 
     Args:
-        pairs: (time, other clock's time), in order. The clocks are assumed to have equal rates if only a single
-            pair exists, or if a clock stood still or was set back. Without pairs the clocks are assumed equal.
+        pairs: (time, other clock's time), in order. Equal rates are assumed if there is only one pair, or if a clock
+            stopped or was set back. Without pairs, the clocks are assumed to be equal.
     """
     if not pairs:
         return time_ns

@@ -1,9 +1,9 @@
 """Parse TOML config files, and check the user's trust in files from the working directory.
 
-Configs from hil or the user's config directory, and configs named by path, are trusted. Other configs
-may have another author (``./board_configs`` in a cloned project). From these, hil uses only settings that
-describe a board. Settings that run, read, write or connect need ``hil board trust`` for the directory.
-Trust is stored by path and file digest, so a changed file needs approval again.
+hil trusts its own configs, configs in the user's config directory, and configs named by path. Other people may have
+written the other configs, such as ``./board_configs`` in a cloned project. From these configs, hil uses only settings
+that describe a board. Settings that run, read, write or connect need ``hil board trust`` for the directory. hil stores
+the path and digest of a trusted file, so a changed file needs approval again.
 """
 
 from __future__ import annotations
@@ -65,12 +65,14 @@ def asks_for(data: Mapping[str, Any]) -> list[str]:
 
 
 def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "") -> None:
-    """Check that a config file is trusted in its current state. Used for files that the user did not name by path.
+    """Raise an error unless the user trusts a config file in its current state.
+
+    For files that the user did not name by path.
 
     Args:
-        digest: current digest, covering the text and the programs that it runs.
+        digest: current digest of the text and of the programs that the config runs.
         asks: settings that need trust; if empty, the check passes.
-        instead: how to name the file directly, for the hint; "" if unsupported.
+        instead: for the hint: how to specify the file by path; "" if unsupported.
 
     Raises:
         UsageError: the user has not trusted the file, or it changed since then.
@@ -101,10 +103,10 @@ def state_of(path: Path, digest: str) -> str:
 
 
 def trust(folder: Path, files: Mapping[Path, str]) -> None:
-    """Trust a directory's files in their current state. Replaces earlier trust in the directory or files.
+    """Trust a directory's files in their current state. Earlier trust in the directory or in these files is replaced.
 
     Raises:
-        UsageError: the user has no home directory to store it in.
+        UsageError: the user has no home directory for the list of trusted files.
         StorageError: the file cannot be written.
     """
     digests = {str(path.resolve()): digest for path, digest in files.items()}
@@ -126,7 +128,7 @@ def distrust(folder: Path) -> bool:
 
 
 def _without(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], bool]) -> dict[str, dict[str, str]]:
-    """Return the trusted files except those that match."""
+    """Return the trusted files without the files for which ``gone`` returns True."""
     kept = {folder: {path: files[path] for path in files if not gone(path)} for folder, files in folders.items()}
     return {folder: files for folder, files in kept.items() if files}
 

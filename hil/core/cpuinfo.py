@@ -35,8 +35,8 @@ class CpuInfo:
 def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
     """Parse a machine's CPU description.
 
-    An emulator may show the host machine's CPU. A missing feature line reveals this, because its name differs
-    by CPU family. Then the description is ignored, and aarch64 features come from the auxiliary vector.
+    An emulator may show the CPU of the machine that runs it. The feature line then has the name of a different CPU
+    family. In this case, the description is ignored, and aarch64 features come from the auxiliary vector.
 
     Args:
         auxv: bytes from /proc/self/auxv, for any process on that machine.
@@ -91,8 +91,8 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s*([0-9]{1,15}) kB", re.M)
 def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield readings that may change while a program runs, with the fields of a ``Reading``.
 
-    - ``cpuN frequency``, ``cpuN highest frequency`` (currently allowed) and ``cpuN governor``, for the first core in
-      each clock domain.
+    - ``cpuN frequency``, ``cpuN highest frequency`` (highest allowed at present) and ``cpuN governor``, for the first
+      core in each clock domain.
     - ``ZONE (TYPE)`` in degrees Celsius.
     - ``free memory``.
     - ``throttle events`` since boot.

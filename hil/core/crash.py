@@ -1,4 +1,4 @@
-"""Report unexpected exceptions: bugs in hil, which do not indicate a defect in a model or board."""
+"""Report unexpected exceptions. Such an exception is a bug in hil, not a defect of a model or board."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_LINES = 10
 
 
 def report_crash(error: Exception) -> InternalError:
-    """Write a report on an unexpected exception, and return the error to end the command with.
+    """Write a report on an unexpected exception, and return the error for the user.
 
     The report contains the traceback, versions, and the command line without secrets. If the report cannot be
     written, the error contains only the traceback.

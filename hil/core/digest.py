@@ -21,9 +21,9 @@ ALGORITHMS = ("blake3", "sha256")
 _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 # BLAKE3 uses threads efficiently only above about 128 KiB per thread; below this size a single thread is faster.
 _THREADS_FROM = 1 << 20
-# Maximum queue length; more would only use memory.
+# Maximum queue length. A longer queue would only use more memory.
 _DEPTH = 8
-# Data up to this size is processed synchronously: a thread would cost more, and the caller may reuse the buffer.
+# Data up to this size is processed without a thread, which would take longer. The caller may then reuse the buffer.
 SMALL = 1 << 19
 
 

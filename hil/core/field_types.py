@@ -12,7 +12,10 @@ from hil.core.guarded import shown
 
 
 def is_a(*kinds: type) -> Callable[[Any], None]:
-    """Return a check that raises TypeError unless a value has one of the types, and valid dataclass fields."""
+    """Return a function that checks the type of a value and of its dataclass fields.
+
+    The function raises TypeError unless the value has one of the types and each field has its declared type.
+    """
 
     def check(value: Any) -> None:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

@@ -1,6 +1,6 @@
 """Tensor in a file, read in chunks without a memory map.
 
-If a mapped file is truncated, access ends the process with a signal. Reads raise a regular error instead.
+Access to a truncated mapped file ends the process with a signal. A read raises a regular error instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hil.errors import UsageError
 
 # Maximum bytes per read, including gaps between wanted elements.
 _SPAN = 1 << 20
-# Reading this many extra bytes takes as long as another read.
+# Maximum gap that is read along: reading this many extra bytes takes as long as a separate read.
 _GAP = 16 << 10
 
 
@@ -48,7 +48,7 @@ class OpenFile:
 class FileTensor:
     """Array-like view on a file: dtype, shape, slices with step 1, and `np.asarray`, which reads the slice.
 
-    Slices keep the file open and use no other resources. Functions that read arrays in chunks accept it: see
+    Slices keep the file open and use no other resources. Functions that read arrays in chunks accept a FileTensor: see
     :func:`hil.compare.values.reader`.
 
     Attributes:
@@ -175,7 +175,7 @@ class FileTensor:
         return math.prod(shape) * self.dtype.itemsize // run
 
 
-# Tensor types that chunked functions accept.
+# Tensor types of functions that read in chunks.
 Tensor: TypeAlias = "Array | FileTensor"
 
 

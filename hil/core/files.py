@@ -1,4 +1,4 @@
-"""Read and digest regular files only, with a size limit, and write files atomically."""
+"""Read and hash regular files with a size limit, and write files atomically."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hil.core.cancellation import check_cancelled
 from hil.core.digest import DEFAULT, make_hasher
 from hil.errors import UnreadableFile, UsageError
 
-# Larger than any hand-written text: configs, flag files, lists.
+# Size limit for hand-written text such as configs, flag files and lists.
 MAX_TEXT_BYTES = 16 << 20
-# Larger than any record that hil writes, such as run.json.
+# Size limit for records that hil writes, such as run.json.
 MAX_FILE_BYTES = 1 << 30
 # Limit for models and programs: half of the machine's memory.
 MAX_MODEL_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -69,7 +69,7 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         # Python allocates the full requested size, so do not request the limit.
         data = b"" if size > most else file.read(size + 1)
-        # The file grew meanwhile, or the system reports no size.
+        # The file has grown since then, or the system does not report its size.
         while size < len(data) <= most and (piece := file.read(_PIECE)):
             data += piece
     if max(size, len(data)) > most:
@@ -106,7 +106,7 @@ def read_end(path: Path, most: int = MAX_LOG_BYTES) -> str:
 
 
 def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
-    """Return a file's digest, up to the size that it has when opened.
+    """Return a file's digest. Bytes that are appended during the read are ignored.
 
     Uses reads rather than a memory map: truncating a mapped file would kill this process with SIGBUS.
 
@@ -198,7 +198,7 @@ def copy_file(source: str | Path, target: Path) -> Path:
     Raises:
         UnreadableFile, OSError: as :func:`open_file`; or the target cannot be written.
     """
-    open_file(Path(source)).close()  # shutil would copy a device without end
+    open_file(Path(source)).close()  # raises for a device, which shutil would copy without end
     shutil.copyfile(source, target)
     return target
 

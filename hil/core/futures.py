@@ -9,7 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Python does not notice a Ctrl-C that arrives just before a wait without a limit, until the wait ends.
+# Maximum duration of one wait. If Ctrl-C arrives just before a wait without a timeout, Python handles it only after the
+# wait.
 _SLICE_S = 0.2
 
 

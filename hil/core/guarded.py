@@ -100,7 +100,7 @@ def calls_text(error: BaseException) -> str:
 def guard(
     kind: str, group: str, name: str, failure: Callable[..., HilError], *allowed: type[HilError]
 ) -> contextlib.AbstractContextManager[None]:
-    """Return :func:`guarded` for a plugin's entry point, or a no-op for hil's."""
+    """Return :func:`guarded` for a plugin's entry point, or a context manager without effect for hil's entry points."""
     if not package_of(group, name):
         return contextlib.nullcontext()
     return guarded(called(kind, group, name), failure, *allowed)

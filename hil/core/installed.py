@@ -1,8 +1,8 @@
-"""Find installed packages' versions and entry points quickly.
+"""Find versions and entry points of installed packages quickly.
 
-:mod:`importlib.metadata` provides both, but its import and reads take longer than a warm command can
-afford. So hil reads the ``sys.path`` directories directly. It falls back to importlib.metadata if a package
-registers an entry point in the group, is missing, or is not in a plain directory.
+:mod:`importlib.metadata` provides both, but is too slow for commands that take a fraction of a second. So hil reads the
+``sys.path`` directories directly. hil still uses importlib.metadata if a package registers an entry point in the group,
+is missing, or is not in a plain directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUFFIXES = (".dist-info", ".egg-info")
 
 
 class _Unsure(Exception):
-    """Packages may exist that only importlib.metadata can find."""
+    """Raised if there may be packages that only importlib.metadata can find."""
 
 
 def version(package: str) -> str:

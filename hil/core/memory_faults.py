@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hil.errors import BoardUnfit, HilError, RunCrashed
 
-# A killed program with at least this share of the memory would not fit the board even without other processes.
+# If a killed program used at least this share of the memory, the program is too large for the board, even without other
+# processes.
 _OWN_SHARE = 0.75
 
 

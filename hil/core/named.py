@@ -1,4 +1,4 @@
-"""Resolve ``module:name`` references, imported only when used."""
+"""Resolve ``module:name`` references. Modules are imported on first use."""
 
 from __future__ import annotations
 

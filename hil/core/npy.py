@@ -31,8 +31,8 @@ _MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
 MAX_DIMS = 64
 MAX_MEMBERS = 10_000
-# Maximum unpacked size of an archive: the larger limit applies (5 MiB can be 5 GiB of zeros). Arrays that exactly match
-# the model's inputs do not count.
+# Maximum unpacked size of an archive; the larger limit applies. A 5 MiB archive can contain 5 GiB of zeros. Arrays that
+# exactly match the model's inputs do not count.
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100
 _PIECE = 1 << 20
@@ -110,7 +110,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
             fits(header.dtype, header.shape)
         if mmap and header.nbytes:
             order = "F" if header.fortran else "C"
-            # mypy: numpy's stubs know no order that is a variable.
+            # numpy's type stubs accept only a literal order
             return np.memmap(file, header.dtype, "r", header.bytes, header.shape, order)  # type: ignore[call-overload,no-any-return]
         return _array(file, header)
 
@@ -158,8 +158,8 @@ class Npz:
         """Read an array.
 
         Args:
-            fits: returns True for the dtype and shape that the model needs, so that the size limit does not apply.
-                None if unknown.
+            fits: returns True for the dtype and shape that the model needs; the size limit does not apply to such an
+                array. None if the needed types are unknown.
 
         Raises:
             UsageError: the array is truncated, damaged, pickled, structured, or far larger than the archive.

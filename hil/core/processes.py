@@ -1,9 +1,9 @@
 """Start, kill and reap hil's processes.
 
-On Linux an orphaned process becomes a child of its nearest ancestor that is a subreaper. The agent's fork
-servers and workers are subreapers. So all descendants of a worker stay below it in any session, and below
-the fork server after the worker's exit. The agent is also a subreaper, in case a fork server is killed. On
-other systems, hil cannot find a process that left its worker's group.
+On Linux an orphaned process becomes a child of its nearest ancestor that is a subreaper. The agent's fork servers and
+workers are subreapers. A worker's descendants therefore stay below the worker in the process tree, even in a new
+session. After the worker's exit, they stay below the fork server. The agent is also a subreaper, in case a fork server
+is killed. On other systems, hil cannot find a process that left its worker's process group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Python 3.10 lacks -P, and has the working directory on the path when it imports runpy.
+# Remove the working directory from the path. Python 3.10 lacks -P, and ``-m`` would search the working directory first.
 _START = (
     "import sys; sys.path.remove(''); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -61,7 +61,7 @@ class ForkedChild:
     """Forked child with the wait and kill methods of :class:`subprocess.Popen`.
 
     Args:
-        work: function to run in the child. The child exits after it, with the code from SystemExit if raised.
+        work: function to run in the child. Then the child exits, with the code of SystemExit if the function raises it.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -153,7 +153,8 @@ def end_children(spared: Collection[int], ended: dict[int, ExitStatus] | None = 
 
     Args:
         spared: children to leave running, with their descendants.
-        ended: receives the exit status of each child, including spared ones. None leaves reaping to other code.
+        ended: receives the exit status of each child that ended, also of spared children. With None, other code
+            collects the exit statuses.
     """
     deadline = time.monotonic() + _KILL_S
     while True:
@@ -183,9 +184,9 @@ def peak_memory(usage: resource.struct_rusage) -> int:
 
 
 def kill_trees(roots: set[int]) -> None:
-    """Kill processes with all descendants. Stops them first, so that none can start a new process meanwhile.
+    """Kill processes with all descendants. The processes are stopped first, so that they cannot start new processes.
 
-    Descendants are unknown on systems without /proc, and remain.
+    On systems without /proc, the descendants are unknown and continue to run.
     """
     found: set[int] = set()
     while new := _below(roots) - found:

@@ -1,4 +1,4 @@
-"""Repeated runs with the same inputs, and the distinct answers that they gave."""
+"""Results of repeated runs with the same inputs. An answer is a distinct result."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Repetition:
 
     @property
     def text(self) -> str:
-        """Line with the share of iterations for each distinct result."""
+        """Text line with the share of iterations for each distinct result."""
         total = self.iterations
         how = " (compared in samples: the outputs are larger than 1 MiB)" if self.is_sampled else ""
         if self.is_stable:
             return f"{total} of {total} iterations gave the same answer{how}"
         at_least = "at least " if self.others else ""
         counts = sorted((answer.iterations for answer in self.answers), reverse=True)
-        # A partial share must not round to 100 %.
+        # A share below 100 % must not be rounded to 100 %.
         shares = [f"{count} ({min(100 * count / total, 99.9):.3g} %)" for count in counts[:_SHOWN]]
         more = ", ..." if len(counts) > _SHOWN or self.others else ""
         distinct = len(self.answers) + bool(self.others)
@@ -85,7 +85,7 @@ class Repetition:
 
 
 def merge(parts: Iterable[Repetition]) -> Repetition | None:
-    """Merge repetitions from calls with the same inputs. Return None without any.
+    """Merge repetitions from calls with the same inputs. Return None if there are no repetitions.
 
     Answers are merged if their outputs are equal. Answers without outputs stay separate.
     """

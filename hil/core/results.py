@@ -1,4 +1,4 @@
-"""Values that pipeline stages exchange, outcomes of a case, and program placement."""
+"""Types of values that pipeline stages exchange, outcomes of a case, and program placement."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Outcome(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command with this as its most severe outcome."""
+        """Exit code of a command whose most severe outcome is this one."""
         if self in (Outcome.PASS, Outcome.SKIP, Outcome.XFAIL):
             return errors.EXIT_OK
         if self in (Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE, Outcome.XPASS):
@@ -87,8 +87,8 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     return max((outcome.exit_code for outcome in ran), default=errors.EXIT_NOTHING_RAN)
 
 
-# Exit codes by severity, least severe first. Cancelled counts as interrupted. "Nothing ran" is the result only if it
-# applies to all codes.
+# Exit codes by severity, least severe first. Cancelled counts as interrupted. The least severe code, "nothing ran",
+# results only if all codes are equal to it.
 _GRAVITY = (
     errors.EXIT_NOTHING_RAN,
     errors.EXIT_OK,
@@ -102,7 +102,10 @@ _GRAVITY = (
 
 
 def gravest(codes: Sequence[int]) -> int:
-    """Return an exit code for multiple runs: the first of interrupted, 70, 4, 3, 2, 1, 0, 5. Unknown is 4."""
+    """Return an exit code for multiple runs: the most severe of interrupted, 70, 4, 3, 2, 1, 0, 5, in this order.
+
+    Unknown codes count as 4.
+    """
     known = [code if code in _GRAVITY else errors.EXIT_BOARD for code in codes]
     return max(known, key=_GRAVITY.index, default=errors.EXIT_NOTHING_RAN)
 
@@ -125,16 +128,20 @@ class Timings:
     compare_s: float | None = None
 
 
-# Dtype of an output's noise: possible rounding difference per element, as a power of two in a single byte.
+# Dtype of an output's noise. The noise is the possible rounding difference of each element, as a power of two in one
+# byte.
 NOISE_DTYPE = "float8_e8m0fnu"
 
 
 class Relation(str, Enum):
-    """Components that a reference shares with the judged program, strongest evidence first."""
+    """Relation of a reference to the judged program: the components that both share.
 
-    INDEPENDENT = "independent"  # at most the model reader
-    SAME_LIBRARY = "same library"  # kernels or build
-    SELF_CHECK = "self-check"  # importer and compiler, so agreement proves nothing
+    The relation with the strongest evidence is first.
+    """
+
+    INDEPENDENT = "independent"  # shares at most the model reader
+    SAME_LIBRARY = "same library"  # shares kernels or the build
+    SELF_CHECK = "self-check"  # shares importer and compiler, so agreement proves nothing
 
     @property
     def rank(self) -> int:
@@ -150,7 +157,7 @@ class Relation(str, Enum):
 class Deviation:
     """Deviation that an arithmetic causes in a group of output elements."""
 
-    rms: float  # largest root mean square of any run
+    rms: float  # root mean square of the run with the largest deviation
     largest: float
 
 
@@ -161,7 +168,7 @@ class Control:
     arithmetic: str
     source: str  # library and version that computed it
     whole: Deviation  # deviation of all elements that do not jump
-    # axis -> deviation for each index along it; None if it has too few elements.
+    # axis -> deviation for each index along the axis; None for an index with too few elements.
     axes: Mapping[int, tuple[Deviation | None, ...]] = field(default_factory=dict)
     # base-16 exponent -> deviation of the elements with this magnitude.
     sizes: Mapping[int, Deviation] = field(default_factory=dict)
@@ -182,7 +189,7 @@ class RunResult:
     # are placed consecutively from 0.
     iterations_ns: tuple[tuple[int, int], ...] = ()
     peak_memory_bytes: int | None = None  # the worker's peak resident memory, or None if not measured
-    # Measurement context: board, runtime, agent, clocks, temperatures and more.
+    # Context of the measurement: board, runtime, agent, clocks, temperatures and more.
     provenance: Mapping[str, Any] = field(default_factory=dict)
     cold: bool = False  # True if the first iteration was the program's first run after loading
     # output name -> a reference's noise with the output's shape and NOISE_DTYPE, if measured.
@@ -224,7 +231,7 @@ class Model:
     # input name -> (low, high) if the model limits the input's values.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)  # user's values for symbolic dimensions
-    has_float64: bool = True  # True if the model computes with float64, or the importer does not know
+    has_float64: bool = True  # True if the model computes with float64, or if this is unknown
     # Producer, opset versions and similar, for the record. ``unseen_state`` lists state that persists between runs but
     # is not returned. ``random`` has the ``nodes`` that draw random numbers, and the ``outputs`` that depend on them.
     producer: Mapping[str, Any] = field(default_factory=dict)
@@ -232,13 +239,13 @@ class Model:
 
     @property
     def unseen(self) -> str:
-        """Note on hidden state that output comparisons cannot check; "" without such state."""
+        """Note on state that comparisons cannot check, because the model does not return it; "" without such state."""
         state = ", ".join(self.producer.get("unseen_state", ()))
         return state and f"keeps state between runs ({state}): state outside the outputs was not compared"
 
     @property
     def random(self) -> tuple[str, ...]:
-        """Nodes that draw random numbers used by outputs. Even with a seed, backends differ."""
+        """Nodes that draw random numbers on which outputs depend. Even with a seed, backends draw different numbers."""
         return tuple(self.producer.get("random", {}).get("nodes", ()))
 
     @property
@@ -268,18 +275,19 @@ class Artifact:
     log: Path | None = None
     # Compiler notes, as JSON values; ``text`` is a line for display.
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # Values for the trailing ``inputs`` that the program has in addition to the model's, in order.
+    # Values for the inputs that the program has in addition to the model's inputs. These are the last of ``inputs``, in
+    # the same order.
     carried: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Known output names. Programs may have lost the names of their models."""
+        """Output names, if known. Compiled programs may lack the output names of their models."""
         return tuple(spec.name for spec in self.outputs or ())
 
 
 MOST_NAMES = 200
 # ExecuTorch's portable kernels and its backends: name in `--backend=` -> name in programs. If the flag lists multiple
-# backends, later ones may take operators that the first leaves.
+# backends, later backends may run operators that earlier backends do not support.
 PORTABLE = "portable"
 BACKEND_FLAG = "--backend="
 BACKENDS = {"xnnpack": "XnnpackBackend", PORTABLE: PORTABLE}
@@ -320,7 +328,7 @@ class RequestedDevice:
     """Device that a program should run on."""
 
     device: str
-    binding: bool  # True if explicitly requested: a program with no nodes on it then fails
+    binding: bool  # True if explicitly requested; a case then fails if no node ran on the device
     # True for a backend chosen at compile time, unknown to the runtime.
     is_backend: bool = False
 
@@ -341,19 +349,19 @@ class RequestedDevice:
         return cls(BACKENDS.get(first, called), bool(first) and not rest, is_backend=bool(first))
 
     def mark(self, placement: Placement) -> Placement:
-        """Mark the parts that ran elsewhere, for runtimes that cannot know."""
+        """Mark the parts that ran elsewhere, for runtimes that cannot detect this."""
         if not self.is_backend or any(part.device == self.device for part in placement):
             return placement
         return tuple(replace(part, elsewhere=True) for part in placement)
 
     def check(self, placement: Placement | None, *, no_fallback: bool) -> str:
-        """Check that a program ran on the requested device. Return a note on parts that did not, or "".
+        """Check that a program ran on the requested device. Return a note on the parts that ran elsewhere, or "".
 
         Args:
             placement: marked placement; None if the runtime does not report it.
 
         Raises:
-            RanElsewhere: no part ran on the device, or with ``no_fallback`` not every part did.
+            RanElsewhere: no part ran on the device; or, with ``no_fallback``, a part ran elsewhere.
         """
         if placement is None:
             if no_fallback:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# Name for "no compiler": the model's files, as they are or converted, are the program.
+# Compiler name for programs that consist of the model's files, with or without a conversion.
 NO_COMPILER = "none"
-# Runtime of boards with no runtime in the config.
+# Default for boards whose config does not specify a runtime.
 DEFAULT_RUNTIME = "iree"
 
 
@@ -23,8 +23,8 @@ class Wheel:
 
     name: str
     left_out: tuple[str, ...] = ()  # path patterns in the wheel that are not needed to run programs
-    same_version: bool = False  # requires this machine's version, because it must match the compiler
-    cpu_build: bool = False  # requires a build without CUDA (``1.2.3+cpu``), which loads everywhere
+    same_version: bool = False  # install the version of this machine, because the runtime must match the compiler
+    cpu_build: bool = False  # install a build without CUDA (``1.2.3+cpu``), which loads on every machine
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RuntimeInfo:
     light: bool = True
     # Wheels for ``hil board deploy --runtime``; empty if the agent's packages suffice.
     wheels: tuple[Wheel, ...] = ()
-    loads: str = ""  # model format that it loads without compiling; "" without any
+    loads: str = ""  # model format that the runtime loads without compiling; "" without such a format
     only: bool = False  # True if this is the only runtime for the format, regardless of the board's default
     # Compiler name for ``--compiler`` and a board's ``compile_flags``.
     compiler: str = NO_COMPILER
@@ -99,7 +99,8 @@ _ALL = (
         agent=f"{_AGENT}.tflite:TfLiteRuntime",
         package="ai_edge_litert",
         wheels=(
-            # The interpreter needs only a module and a library. Exclude converter, accelerators and the second LiteRT.
+            # The interpreter needs only a module and a library. Exclude the converter, the accelerators and the second
+            # copy of LiteRT.
             Wheel(
                 "ai-edge-litert",
                 (
@@ -126,8 +127,8 @@ _ALL = (
                     *("executorch/extension/[!p]*/*", "*.pyi"),
                 ),
             ),
-            # ExecuTorch's library links to PyTorch's, and importing PyTorch runs most of its Python code. Compilers,
-            # headers, tests and tools are not needed. (The import requires bin/torch_shm_manager.)
+            # ExecuTorch's library links to PyTorch's, and importing PyTorch runs most of its Python code. Exclude
+            # compilers, headers, tests and tools. Keep bin/torch_shm_manager, which the import requires.
             Wheel(
                 "torch",
                 (

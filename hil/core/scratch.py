@@ -33,9 +33,9 @@ class Scratch:
         self._held = -1
 
     def place(self) -> Path:
-        """Return this process's directory. The first call removes those of dead processes. Raises OSError."""
+        """Return this process's directory. The first call removes the directories of dead processes. Raises OSError."""
         with self._lock:
-            # A forked process needs a new directory, and so does a process after external removal.
+            # A forked process needs a new directory. The process also needs one if its directory was removed.
             if self._place is None or self._owner != os.getpid() or not self._place.is_dir():
                 self._owner, self._place = os.getpid(), self._made()
                 atexit.register(self._remove, self._owner, self._place)
@@ -48,7 +48,8 @@ class Scratch:
             # The name belongs to another user, so at least make the new directory private.
             return Path(tempfile.mkdtemp(prefix="hil-", dir=self._base.parent))
         with _locked(self._base, fcntl.LOCK_EX):
-            # With this lock held, an unlocked directory belongs to a dead process, not to one that is starting.
+            # While this process has the lock, an unlocked directory belongs to a dead process, not to a process that is
+            # starting.
             dead = [found for found in self._base.iterdir() if _is_ours(found) and not _is_held(found)]
             made = Path(tempfile.mkdtemp(prefix="", dir=self._base))
             if self._held >= 0:
@@ -70,7 +71,7 @@ _shared: dict[Path, Scratch] = {}
 
 
 def place(*, for_sockets: bool = False) -> Path:
-    """Return this process's temporary directory. ``for_sockets`` selects a short path despite TMPDIR."""
+    """Return this process's temporary directory. ``for_sockets`` selects a short path, even if TMPDIR is long."""
     with storage():
         return place_below(_temporary(for_sockets) / f"hil-{os.geteuid()}")
 
@@ -97,7 +98,7 @@ def place_below(base: Path) -> Path:
 
 
 def new_folder(prefix: str, *, for_sockets: bool = False) -> Path:
-    """Create an empty private directory. The caller removes it, or else a later process does.
+    """Create an empty private directory. If the caller does not remove it, a later process does.
 
     Raises:
         StorageError: the directory cannot be created.
@@ -123,11 +124,11 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 def remove_tree(top: Path) -> None:
     """Remove a directory tree as far as possible, at any depth and without following links.
 
-    Trees that a program left may exceed the depth limits of Python's functions, and of path lengths.
+    A program may have created a tree that is too deep for Python's functions or for the maximum path length.
     """
     with contextlib.suppress(OSError):
         if not top.is_symlink():
-            top.chmod(0o700)  # a writer may have removed the permissions
+            top.chmod(0o700)  # the creator may have removed the permissions
         at = _open(top)
         # For each directory on the way down: name, identity of the parent, and the parent's remaining directories.
         way: list[tuple[str, tuple[int, int], list[str]]] = []
@@ -197,7 +198,7 @@ def _open(found: Path) -> int:
 
 
 def _is_held(found: Path) -> bool:
-    """Return True if the directory's process is alive, or this cannot be determined."""
+    """Return True if the directory's process is alive, or may be alive."""
     try:
         with _locked(found, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False

@@ -1,7 +1,7 @@
 """Run a decoder step by step: a prompt, then one token per step.
 
-:class:`SteppedProgram` turns a program that maps tokens and a cache to logits and a new cache into a program that maps
-a prompt to the logits of all positions. The agent uses it for programs on the board, and the controller for references,
+A decoder maps tokens and a cache to logits and a new cache. :class:`SteppedProgram` wraps it as a program that maps a
+prompt to the logits of all positions. The agent uses it for programs on the board, and the controller for references,
 so both make the same calls.
 """
 
@@ -29,14 +29,14 @@ from hil.core.steps import (
 from hil.core.tensors import Array, TensorSpec, shape_text
 from hil.errors import RunFailed, UsageError
 
-# Token of the padding in a call for a fixed number of tokens.
+# Token that pads a call to a fixed number of tokens.
 _PADDING = 0
 # Maximum number of elements in an empty cache tensor.
 _MAX_EMPTY = 1 << 40
 
 
 class DecoderProgram(Protocol):
-    """Program that a plan can run. :class:`hil.agent.runtimes.Program` documents the methods."""
+    """Program that :class:`SteppedProgram` can run. :class:`hil.agent.runtimes.Program` documents the methods."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -50,7 +50,7 @@ class DecoderProgram(Protocol):
 
 
 class _PromptProgram:
-    """Function for a prompt, with the inputs and outputs of the main function. Missing outputs are None.
+    """Function for a prompt, adapted to the inputs and outputs of the main function. Missing outputs are None.
 
     Raises UsageError if the function does not fit.
     """
@@ -83,8 +83,8 @@ class SteppedProgram:
     """Program that runs a prompt and then one token per step.
 
     Inputs: the prompt (int64 [P]), forced tokens (int64 [F]), another prompt (int64 [Q], may be empty), and the
-    program's constant inputs. Each step takes the next forced token, or without forced tokens the token with the
-    largest logit (the lowest one of equals).
+    program's constant inputs. Each step takes the next forced token. Without forced tokens, each step takes the token
+    with the largest logit, or the lowest such token.
 
     A conversation has several turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
     its prompt and its steps after the tokens of the earlier turns.
@@ -107,12 +107,13 @@ class SteppedProgram:
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
         self._fixed_size = _fixed_size(program.inputs[plan.tokens])
         self._prompts = self._open_prompts()
-        # In a growing cache, padding stays before later entries. It also advances a state.
+        # Padding needs a cache of fixed size without recurrent states. In a growing cache, padding would stay before
+        # later entries. In a recurrent state, padding would count as tokens.
         axes = plan.find_axes(program.inputs)
         self._can_pad = plan.bound > 0 and all(
             axis is not None and shape[axis] == plan.bound for axis, shape in zip(axes, plan.shapes, strict=True)
         )
-        # Number of entries in the cache before those of the prompt.
+        # Number of cache entries of earlier turns, before the entries of the prompt.
         self._kept = 0
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
@@ -129,7 +130,7 @@ class SteppedProgram:
         self._picked: list[int] = []
         self._step = 0
         self.calls: list[StepCall] = []
-        # Called before each call with its first position, and the number of the step (0 in a prompt).
+        # Function to call before each call of the program, with the first position and the step (0 in a prompt).
         self.note_call: Callable[[int, int], None] = lambda position, step: None
 
     def _check_cache(self, program: DecoderProgram) -> None:
@@ -140,7 +141,10 @@ class SteppedProgram:
                 raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
 
     def _open_prompts(self) -> list[tuple[int, DecoderProgram]]:
-        """Return the functions for prompts with their numbers of tokens; 0 is any. Raises UsageError."""
+        """Return (number of tokens per call, function) for each prompt function.
+
+        0 means any number of tokens. Raises UsageError if the program lacks a function, or a function does not fit.
+        """
         found: list[tuple[int, DecoderProgram]] = []
         for function in self._plan.prompts:
             make = getattr(self._program, "open_function", None)
@@ -169,7 +173,10 @@ class SteppedProgram:
         self._has_run = False
 
     def renew(self) -> None:
-        """Prepare a run: restore the program's state before the first run, and run the other prompt before others."""
+        """Prepare a run.
+
+        Before the first run, restore the program's state; before each later run, run the other prompt.
+        """
         if not self._has_run:
             getattr(self._program, "renew", lambda: None)()
             self._prompts = self._open_prompts()  # a renewed program may have replaced its state
@@ -218,18 +225,21 @@ class SteppedProgram:
         self._cache = self.start_cache()
 
     def _run_prompt(self, prompt: Sequence[int], position: int) -> int:
-        """Run a prompt, the first token at ``position``. Return the next token."""
+        """Run a prompt whose first token has position ``position``.
+
+        Return the token with the largest logit after the prompt.
+        """
         token = 0
         for begin, end, program, padding in self._split_prompt(len(prompt), position):
             token = self._call(program, prompt[begin:end], position + begin, 0, padding)
         return token
 
     def _split_prompt(self, total: int, position: int) -> Iterator[tuple[int, int, DecoderProgram, int]]:
-        """Yield the calls of a prompt at ``position``: first token, end, function, and number of tokens to add.
+        """Yield the calls of a prompt at ``position``: first token, end, function, and number of padding tokens.
 
-        As in LiteRT-LM, functions for prompts take all tokens but the last. Each call has as many tokens as the largest
-        function takes, and the last of these calls uses the smallest function that takes the rest. If a call cannot
-        have padding, single tokens take the rest.
+        As in LiteRT-LM, prompt functions process all tokens except the last. Each call uses the largest function. The
+        last of these calls uses the smallest function that is large enough for the remaining tokens. If padding is
+        impossible, the remaining tokens run one per call.
         """
         begin, most = 0, self._plan.chunk or total
         while self._prompts and begin < total - 1:
@@ -250,10 +260,11 @@ class SteppedProgram:
         return dict(make_empty_cache(self._program.inputs, self._plan))
 
     def _call(self, program: DecoderProgram, tokens: Sequence[int], position: int, step: int, padding: int = 0) -> int:
-        """Run the program, or its function for prompts. Return the token with the largest logit, 0 without logits.
+        """Run the program, or its function for prompts. Return the token with the largest logit, or 0 without logits.
 
         Args:
-            padding: Number of tokens to add. Their cache entries are hidden until the next calls overwrite them.
+            padding: Number of padding tokens to add. Their cache entries are masked until the next calls overwrite
+                them.
         """
         feeds = self.make_feeds(program, [*tokens, *[_PADDING] * padding], position)
         self.note_call(position, step)
@@ -267,12 +278,12 @@ class SteppedProgram:
         self._cache = {output: values[output] for _, output in self._plan.feedback}
         if logits is None:
             return 0
-        # The runtime may reuse the memory of the values in the next call.
+        # Copy the logits, because the runtime may reuse their memory in the next call.
         rows = np.array(logits).reshape(-1, logits.shape[-1] if logits.ndim else 1)
         if len(rows) not in (1, len(tokens) + padding):
             raise RunFailed(f"the program returned {len(rows)} rows of logits for {len(tokens) + padding} tokens")
         if padding:
-            rows = rows[: len(tokens)] if len(rows) > 1 else rows[:0]  # a single row is that of the padding
+            rows = rows[: len(tokens)] if len(rows) > 1 else rows[:0]  # a single row belongs to the padding
         self._logits.append((position + len(tokens) - len(rows), rows))
         return self.pick_token(rows[-1], position + len(tokens)) if len(rows) else 0
 
@@ -281,11 +292,11 @@ class SteppedProgram:
         return program.step(feeds)
 
     def pick_token(self, row: Array, position: int) -> int:
-        """Return the token for a position: the lowest one of those with the largest logit."""
+        """Return the token for a position: the lowest token with the largest logit."""
         return int(np.argmax(row))
 
     def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
-        """Return a function's inputs for new tokens, the first one at ``position``."""
+        """Return a function's inputs for new tokens. The first token has position ``position``."""
         given: dict[int, Any] = {**self._given, **make_rule_inputs(program.inputs, self._plan, tokens, position)}
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
@@ -293,7 +304,7 @@ class SteppedProgram:
 
 
 class BoundSteps:
-    """Steps of a program that only has ``bind``, ``run`` and ``fetch``: the cache is copied in every step."""
+    """Adapter for a program that has only ``bind``, ``run`` and ``fetch``. Each step copies the cache."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
@@ -316,7 +327,7 @@ class BoundSteps:
 
 
 def as_step_program(program: Any) -> DecoderProgram:
-    """Return a loaded program as one that a plan can run."""
+    """Return a loaded program in a form that :class:`SteppedProgram` can run."""
     return program if hasattr(program, "step") else BoundSteps(program)
 
 
@@ -327,7 +338,7 @@ def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _fixed_size(spec: TensorSpec) -> int:
-    """Return the number of tokens that the program takes per call, or 0 if any. Raises UsageError above 1."""
+    """Return the number of tokens per call: 1, or 0 for any number. Raises UsageError for other numbers."""
     size = spec.shape[-1] if spec.shape else 1
     if not isinstance(size, int):
         return 0

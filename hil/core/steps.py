@@ -1,6 +1,7 @@
 """Plan of a decoder's run: a prompt, then one token per step.
 
-A :class:`StepsPlan` says how to feed a program. :class:`hil.core.stepped_program.SteppedProgram` runs it.
+A :class:`StepsPlan` defines the inputs of each call. :class:`hil.core.stepped_program.SteppedProgram` executes the
+plan.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ MAX_CALLS = 50_000
 # Maximum number of functions for prompts.
 MAX_PROMPT_FUNCTIONS = 64
 _SEQUENCES = ("rules", "feedback", "shapes", "stop", "prompts")
-# A masked position of an additive mask. Minus infinity makes a row without visible positions NaN.
+# Value of a hidden position in an additive mask. Minus infinity would result in NaN for a row without visible
+# positions.
 _MASKED = -3.4028234663852886e38
-# Names of states of recurrent layers, which have no positions: convolutions, state space models, linear attention.
+# Names of recurrent states, which have no axis of positions: convolutions, state space models, linear attention.
 _STATE = re.compile(r"conv|ssm|state|recurrent")
 
 
@@ -54,8 +56,8 @@ class PromptFunction:
 
     Attributes:
         name: Name of the function.
-        inputs: Input of this function for each input of the program; -1 if it has none.
-        outputs: Output of this function for each output of the program; -1 if it has none.
+        inputs: For each input of the program, the number of this function's input; -1 if missing.
+        outputs: For each output of the program, the number of this function's output; -1 if missing.
     """
 
     name: str
@@ -65,18 +67,18 @@ class PromptFunction:
 
 @dataclass(frozen=True)
 class StepsPlan:
-    """How to run a program repeatedly. Inputs and outputs are numbered from 0.
+    """Plan to run a program repeatedly. Inputs and outputs are numbered from 0.
 
     Attributes:
         rules: Input -> rule. Exactly one input has the tokens.
         feedback: (input, output): the input is the output of the previous call.
-        logits: Output with the logits, of all tokens of a call or only of the last.
+        logits: Output with the logits, either of all tokens of a call or only of the last token.
         steps: Maximum number of calls after the prompt, in each turn.
-        chunk: Number of the prompt's tokens per call; 0 is all.
+        chunk: Number of prompt tokens per call; 0 runs the whole prompt in one call.
         stop: Tokens that end a turn.
         bound: Maximum number of tokens in the cache; 0 if unlimited.
         shapes: Shape of each empty cache tensor, in the order of ``feedback``.
-        prompts: Functions for the prompt without its last token, each for a number of tokens.
+        prompts: Functions that process the prompt except its last token. Each function has a number of tokens per call.
     """
 
     rules: tuple[tuple[int, StepRule], ...]
@@ -96,7 +98,7 @@ class StepsPlan:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
-        """Convert the value of :meth:`to_json`. Raises UsageError for other values."""
+        """Create a plan from the result of :meth:`to_json`. Raises UsageError for other values."""
         try:
             rules = tuple((_number(place), StepRule(rule)) for place, rule in values["rules"])
             feedback = tuple((_number(place), _number(output)) for place, output in values["feedback"])
@@ -115,11 +117,11 @@ class StepsPlan:
 
     @property
     def tokens(self) -> int:
-        """The input with the tokens."""
+        """Number of the input with the tokens."""
         return next(place for place, rule in self.rules if rule is StepRule.TOKENS)
 
     def takes_single_tokens(self, inputs: Sequence[TensorSpec]) -> bool:
-        """Return whether a program with these inputs takes one token per call."""
+        """Return True if a program with these inputs takes one token per call."""
         return inputs[self.tokens].shape[-1:] in ((), (1,))
 
     def find_axes(self, inputs: Sequence[TensorSpec]) -> list[int | None]:
@@ -156,7 +158,7 @@ class StepsPlan:
 
 @dataclass
 class StepCall:
-    """A call of the program: number of tokens, and its time on the board's clock in nanoseconds."""
+    """Call of the program: number of tokens, and start and end on the board's clock in nanoseconds."""
 
     tokens: int
     start_ns: int
@@ -164,9 +166,10 @@ class StepCall:
 
 
 def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) -> int | None:
-    """Return the axis of the positions of a cache tensor without unknown sizes, or None for a recurrent state.
+    """Return the axis of positions of a cache tensor with known sizes, or None for a recurrent state.
 
-    This is the axis of the size ``bound``, best the second one from the end. If ``bound`` is 0, it is always that one.
+    The axis has the size ``bound``. If several axes have this size, the second axis from the end takes precedence. If
+    ``bound`` is 0, the function returns the second axis from the end.
     """
     if _STATE.search(name.lower()):
         return None
@@ -186,7 +189,10 @@ def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan) -> dict[int,
 def make_rule_inputs(
     inputs: Sequence[TensorSpec], plan: StepsPlan, tokens: Sequence[int], position: int
 ) -> dict[int, Array]:
-    """Return the inputs that follow from new tokens, the first one at ``position``: number of the input -> array."""
+    """Compute the inputs with a rule for new tokens: number of the input -> array.
+
+    The first token has position ``position``.
+    """
     return {place: _MAKERS[rule](inputs[place], tokens, position) for place, rule in plan.rules}
 
 
@@ -211,7 +217,7 @@ class TokenPlaces:
     """Positions of a run's tokens.
 
     Attributes:
-        chosen: Position of the logits that each token was chosen from.
+        chosen: Position of the logits from which each token was chosen.
         steps: Position of each step's token.
     """
 
@@ -220,7 +226,7 @@ class TokenPlaces:
 
     @classmethod
     def of_turns(cls, prompt: Iterable[int], tokens: Iterable[int]) -> TokenPlaces:
-        """Return the positions for a prompt and the tokens that a stepped program returned."""
+        """Compute the positions from a prompt and from the tokens that a stepped program returned."""
         chosen: list[int] = []
         steps: list[int] = []
         position = 0
@@ -232,13 +238,13 @@ class TokenPlaces:
         return cls(tuple(chosen), tuple(steps))
 
     def step_of(self, position: int) -> int:
-        """Return the number of the step at a position, from 1; 0 in a prompt."""
+        """Return the number of the step at a position, counted from 1; 0 in a prompt."""
         place = bisect.bisect_left(self.steps, position)
         return place + 1 if self.steps[place : place + 1] == (position,) else 0
 
 
 def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
-    """Return the outputs of the stepped form of a program with these outputs."""
+    """Return the output specs of :class:`hil.core.stepped_program.SteppedProgram` for a decoder with these outputs."""
     logits = outputs[plan.logits]
     return (
         TensorSpec(LOGITS, logits.dtype, ("rows", logits.shape[-1] if logits.shape else "vocabulary")),
@@ -255,7 +261,7 @@ def _number(value: Any) -> int:
 
 
 def _shaped(spec: TensorSpec, array: Array) -> Array:
-    """Convert an array to the spec's dtype and rank, with leading dimensions of 1."""
+    """Convert an array to the spec's dtype and rank. Missing leading dimensions become 1."""
     rank = len(spec.shape)
     if not rank:
         return array.astype(dtype_of(spec.dtype)).reshape(())

@@ -51,7 +51,7 @@ def full_disk_error(error: BaseException) -> StorageError | None:
 
 
 def _is_of(error: OSError, place: Path) -> bool:
-    """Return True if an error concerns the directory. A missing file in an existing directory does not."""
+    """Return True if the directory itself causes the error. A missing file in an existing directory returns False."""
     if error.errno in _FULL:
         return True
     if error.errno == errno.ENOENT and place.is_dir():

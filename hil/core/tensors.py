@@ -1,9 +1,9 @@
-"""Tensors in transit: named dtypes, shapes, and bytes with the same meaning on every board.
+"""Encode and decode tensors: dtype names, shapes, and bytes with the same meaning on every board.
 
-Dtypes have the names of numpy and ml_dtypes (``float32``, ``bfloat16``, ``float8_e4m3fn``, ``int4``), plus
-``string``. Bytes are little-endian and C-contiguous. Sub-byte dtypes such as ``int4`` use a byte per
-element, like ml_dtypes; :func:`pack` packs them as runtimes do. Each element in a string tensor is a
-little-endian uint32 length followed by UTF-8 bytes.
+Dtypes have the names of numpy and ml_dtypes (``float32``, ``bfloat16``, ``float8_e4m3fn``, ``int4``), plus ``string``.
+Bytes are little-endian and C-contiguous. Sub-byte dtypes such as ``int4`` use one byte per element, as in ml_dtypes.
+:func:`pack` packs them as runtimes do. Each element in a string tensor is a little-endian uint32 length followed by
+UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def spec_of(name: str, array: Array) -> TensorSpec:
 
 
 def settled(spec: TensorSpec, array: Array) -> TensorSpec:
-    """Return the spec, or the given tensor's spec if the program does not specify a type."""
+    """Return the spec, or the spec of ``array`` if the program does not specify a type."""
     return spec if spec.dtype else spec_of(spec.name, array)
 
 
@@ -180,7 +180,7 @@ def to_bytes(array: Array) -> memoryview:
 
 
 def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
-    """Return a buffer's tensor as a view. Strings are copied.
+    """Return a view of a buffer as a tensor. Strings are copied.
 
     Raises:
         UsageError: the buffer's size does not match dtype and shape, or a dimension is negative.

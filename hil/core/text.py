@@ -15,8 +15,8 @@ from typing import Any, TextIO
 TextSink = Callable[[str], None]
 """Receives a progress line for the user."""
 
-# Control characters except line ends and tabs (C0, DEL, C1), characters that change text direction or end lines
-# invisibly, and lone surrogates.
+# Control characters (C0, DEL, C1) except line ends and tabs; invisible characters that change the text direction or end
+# lines; lone surrogates.
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
 )
@@ -64,7 +64,8 @@ def show_visibly() -> None:
 
 def jsonable(value: Any) -> Any:
     """Convert a value to JSON types. NaN, inf and bytes become strings; tuples become lists."""
-    if value is None or isinstance(value, (str, int)):  # includes bool; checked first because it is most common
+    # Int includes bool; checked first because these types are most common.
+    if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -78,7 +79,10 @@ def jsonable(value: Any) -> Any:
 
 
 def numbered(names: Sequence[str], *, alike: Callable[[str], str] = str) -> list[str]:
-    """Make names unique: a duplicate becomes ``NAME-2``. Names with equal ``alike`` values are duplicates."""
+    """Make names unique: a duplicate becomes ``NAME-2``.
+
+    Names are duplicates if ``alike`` returns the same value for them.
+    """
     taken: set[str] = set()
     found = []
     for name in names:

@@ -1,7 +1,7 @@
 """Types for profiles, shared by the collector, writers and readers.
 
-All times are whole nanoseconds. ``board`` times use the board's monotonic clock, which the agent stamps
-with. ``host`` times use the controller's. :class:`hil.core.clock.ClockFit` converts between them.
+All times are whole nanoseconds. ``board`` times use the board's monotonic clock. ``host`` times use the controller's
+clock. :class:`hil.core.clock.ClockFit` converts between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from hil.core.clock import ClockFit
 
 @dataclass(frozen=True)
 class OpRow:
-    """Execution of an operation, such as an IREE dispatch or an ONNX Runtime node, as in CSV and trace."""
+    """Execution of an operation, such as an IREE dispatch or an ONNX Runtime node.
+
+    CSV files and traces have the same fields.
+    """
 
     run: str  # the profile's name, the same in all rows
     iteration: int
@@ -23,7 +26,7 @@ class OpRow:
     op: str
     # ``compute``: an operation of the model; ``runtime``: overhead such as allocating and copying.
     kind: str
-    # Names of ONNX nodes that it fully or partly computes; empty for other operations.
+    # Names of the ONNX nodes that the operation computes, completely or in part; empty for other operations.
     onnx_nodes: tuple[str, ...]
     op_types: tuple[str, ...]
     # start_ns, duration_ns: on the clock named in ``clock``, which is ``board`` (see above).
@@ -33,9 +36,10 @@ class OpRow:
     tiles: int | None = None  # workgroup count; None if the runtime does not report it
     tile_time_ns: int | None = None  # total time over all tiles; exceeds ``duration_ns`` with multiple threads
     shapes: str = ""  # inputs and outputs, as ``1x64x56x56xf32, 64x3x3xf32 -> 1x64x56x56xf32``; "" if unknown
-    bytes: int | None = None  # estimated minimum of bytes read and written; None if unknown
+    bytes: int | None = None  # estimated minimum number of bytes read and written; None if unknown
     flops: int | None = None  # estimated floating-point or integer operations; None if unknown
-    # Expected bottleneck by these two and the estimates' ridge: ``compute`` or ``memory``; "" if unknown.
+    # Expected bottleneck, ``compute`` or ``memory``; "" if unknown. hil compares the operations per byte with a fixed
+    # limit (a roofline ridge).
     bound_estimate: str = ""
 
 
