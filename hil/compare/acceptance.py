@@ -1,9 +1,9 @@
 """Judge an output by named criteria instead of a tolerance.
 
-Shape and dtype must match. NaN and infinities must be at the same positions unless all criteria are
-functions or unordered sets. Criteria are BLIND if they would accept a wrong output: the reference
-negated, doubled, set to zeros, or at least half of its shuffles. Criteria are tested together, so a
-single strict criterion is enough.
+Shape and dtype must match. NaN and infinities must be at the same positions unless all criteria are functions or
+unordered sets. An output is BLIND if its criteria would also accept a wrong output. Wrong outputs are the negated
+reference, the doubled reference, zeros, and shuffles of the reference (if at least half of them are accepted). All
+criteria of an output are tested together, so a single strict criterion is enough.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name, float_limits, int_limits
 from hil.errors import CriterionFailed, UsageError
 
-# Shuffles of the reference; the criteria must reject more than half. Each shuffle of a large tensor costs a
-# full pass, and few are enough because chance agreement between many elements varies little.
+# Number of shuffles of the reference. The criteria must reject more than half of them. Large tensors use few shuffles:
+# each takes a full pass, and with many elements chance agreement varies little.
 SHUFFLES, FEW_SHUFFLES = 9, 3
 _LARGE = 1 << 16
 _SEED = 33
@@ -40,7 +40,7 @@ def judge_criteria(
     """Judge an output by criteria.
 
     Args:
-        plain: the output compared within a tolerance, for its statistics.
+        plain: result of comparing the output within a tolerance, used for its statistics.
         allow_blind: True if the output may pass although wrong outputs would also pass.
 
     Raises:
@@ -125,7 +125,7 @@ def _explain(result: CriterionResult) -> str:
 
 
 def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, reference: Tensor, kind: str) -> str:
-    """Return why the criteria would accept a wrong output; "" if they would not."""
+    """Name a wrong output that the criteria would accept. Return "" if they reject all wrong outputs."""
     array = np.asarray(reference)
     if kind == "string" or not array.size:
         return ""
@@ -139,7 +139,7 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     for what, change in wrong_answers.items():
         if accepts(change):
             return f"{listed} would accept {what}"
-    # With a single column, every order of a set is the same set.
+    # Skip shuffles for unordered criteria of a single column: every shuffle is the same set.
     is_single_column = array.ndim < 2 or array.shape[-1] == 1
     if is_single_column and all(not one.is_positional and one.measure is not None for one in criteria):
         return ""
@@ -195,7 +195,7 @@ def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Te
 
 
 def _judge_classes(criteria: Sequence[Criterion]) -> bool:
-    # Scaled logits have the same classes. Whether a function depends on the scale is up to its author.
+    # Scaled logits have the same classes. The author of a function decides if it depends on the scale.
     return any(one.measure is None or one.measure.is_of_classes for one in criteria)
 
 

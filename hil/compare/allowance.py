@@ -10,12 +10,12 @@ from hil.compare.tolerance import Scale
 from hil.compare.values import CHUNK, Floats, reader
 from hil.core.file_tensor import Tensor
 
-# Noise widens a tolerance by at most this many eps of the value, or of the root mean square if that is larger,
+# Noise widens a tolerance by at most this many eps of the value, or of the root mean square if it is larger.
 _CEILING_EPS = 1e4
-# and never by more than this fraction of it.
+# Noise never widens a tolerance by more than this fraction of the same value.
 _CEILING = 2.0**-5
-# An element with more noise jumps or cancels out. If at most this fraction of elements does, each may differ by its
-# noise.
+# An element with more noise than this ceiling is unsteady: the element jumps, or its terms cancel. If at most this
+# fraction of elements is unsteady, each of them may differ by its noise.
 _UNSTEADY_SHARE = 1 / 8
 # Smaller noise counts as zero.
 _NO_NOISE = 2.0**-127
@@ -32,13 +32,13 @@ class Allowance:
     share: float  # ceiling as a fraction of the value's magnitude, or of ``rms`` if larger
     rms: float
     largest: float  # largest noise
-    widest: float  # largest noise below the ceiling; unless ``is_rare``, including noise clipped to the ceiling
-    unsteady: int  # element count above the ceiling
+    widest: float  # largest noise below the ceiling; also counts noise clipped to the ceiling unless ``is_rare``
+    unsteady: int  # number of elements with noise above the ceiling
     first: tuple[int, ...]  # first unsteady elements, as flat indices
 
     @property
     def is_rare(self) -> bool:
-        """True if few enough elements exceed the ceiling that each may differ by its noise."""
+        """True if unsteady elements are rare, so that each may differ by its full noise."""
         return self.unsteady <= _UNSTEADY_SHARE * self.reference.size
 
     def within(self, start: int, stop: int) -> Floats:
@@ -55,7 +55,7 @@ class Allowance:
 
 
 def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
-    """Measure an output's noise against the ceiling, in one chunked pass."""
+    """Compare an output's noise with the ceiling, in one chunked pass."""
     share = min(_CEILING_EPS * scale.eps, _CEILING) if scale.eps else _CEILING
     largest = widest = clipped = 0.0
     unsteady = 0

@@ -1,4 +1,4 @@
-"""Detect verdict limits: constant outputs, and subnormal numbers that the board flushed to 0."""
+"""Detect limits of a verdict: constant outputs, and subnormal numbers that the board flushed to 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_subnormal(tolerance: Tolerance | None, reference: Tensor) -> bool:
 
 
 def count_flushed(actual: Tensor, reference: Tensor) -> int:
-    """Count the values that are 0 although the reference is subnormal there. Both tensors need the same shape."""
+    """Count the zeros at subnormal reference values. Both tensors need the same shape."""
     return sum(int(np.count_nonzero(flushed)) for flushed in _flushed(actual, reference))
 
 
@@ -49,7 +49,7 @@ def flush_reference(actual: Tensor, reference: Tensor) -> Array:
 
 
 def flushed_text(flushed: int, name: str) -> str:
-    """Return a message on flushed values that names the option to accept them."""
+    """Return a message about flushed values, with the option that accepts them."""
     return f"device flushed {count(flushed, 'subnormal value')} to 0 (accept with --allow-flush={name})"
 
 

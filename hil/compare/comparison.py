@@ -28,22 +28,22 @@ class OutputComparison(Statistics):
     """Comparison between an output and its reference."""
 
     name: str
-    passed: bool  # True if the output agrees, and is either not blind or allowed to be
+    passed: bool  # True if the output agrees, and is not blind or may be blind
     reason: str  # failure in one line; "" if the output passed
     dtype: str
     shape: tuple[int, ...]
     reference_dtype: str
     reference_shape: tuple[int, ...]
     tolerance: Tolerance | None = None  # tolerance used; None requires exact equality
-    blind: bool = False  # True if the output agrees but wrong outputs would agree as well
+    blind: bool = False  # True if the output agrees, but wrong outputs would also agree
     # largest difference that the reference's noise explains; None if noise was not measured
     noise: float | None = None
-    unsteady: int | None = None  # count of elements that jump through rounding; None if noise was not measured
-    flushed: int | None = None  # zeros at subnormal reference values; None if not checked
+    unsteady: int | None = None  # number of elements that jump because of rounding; None if noise was not measured
+    flushed: int | None = None  # number of zeros at subnormal reference values; None if not checked
     notes: tuple[str, ...] = ()  # limits of a passing comparison
     # bound set by a declared arithmetic: see :attr:`hil.compare.control.Bound.record`.
     control: Mapping[str, Any] | None = None
-    criteria: tuple[CriterionResult, ...] = ()  # criteria that judge the output instead of the tolerance
+    criteria: tuple[CriterionResult, ...] = ()  # results of the criteria that replace the tolerance
     # elements, mismatches, nonfinite, masked: counts as in :class:`hil.compare.stats.Stats`. Counts and statistics are
     # None if the shapes differ or no dtype can represent the values of both tensors.
     elements: int | None = None

@@ -1,14 +1,13 @@
 """Judge a board that computes in a declared arithmetic, using a control run on the host.
 
-The control runs the same model in that arithmetic repeatedly: rounded to nearest, and with
-stochastic rounding. The deviation of the control from float32 samples the distance of correct
-outputs from the reference. The board may deviate :data:`FACTOR` times as far, in root mean square
-and in the largest element. hil checks the whole output, each channel, and elements of similar
-magnitude. Groups without enough elements in the control are skipped.
+The control runs the same model in that arithmetic repeatedly: rounded to nearest, and with stochastic rounding. The
+deviation of the control from float32 shows how far correct outputs are from the reference. The board may deviate by
+:data:`FACTOR` times this deviation, in root mean square and in the largest element. hil checks the whole output, each
+channel, and elements of similar magnitude. Groups without enough elements in the control are skipped.
 
-Operators that jump (Floor, ArgMax, comparisons) do not widen the bound: the deviation is measured with
-the operators' decisions fixed to the float32 decisions. Elements that a jump moves out of the bound must have a
-value that the control produced.
+Some operators jump: a small rounding difference changes the decision of Floor, ArgMax or a comparison. Jumps do not
+widen the bound, because the deviation is measured with the decisions of the float32 run. If a jump moves an element out
+of the bound, the element must have a value that the control produced.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from hil.core.arithmetic import FLOATS
 from hil.core.results import Control, Deviation, Tolerance
 from hil.core.tensors import Array, dtype_name
 
-# Two bits: the control samples only a few runs, and hardware may accumulate in the arithmetic itself.
+# Two bits of margin: the control has only a few runs, and hardware may accumulate in the narrow arithmetic.
 FACTOR = 4.0
 # Above this fraction of jumping elements, the output is BLIND unless it matches a control run.
 MAX_JUMP_SHARE = 0.1
-# Above this fraction of channels with a bound that zeros would satisfy, the output is BLIND.
+# If zeros would satisfy the bound of more than this fraction of channels, the output is BLIND.
 MAX_BLIND_SHARE = 0.25
 # Maximum number of jumping elements stored in a control.
 MAX_JUMPS = 20_000
-# Minimum size of a channel or magnitude group; at least half of its elements must move.
+# Minimum size of a channel or magnitude group. The arithmetic must change at least half of its elements.
 _LEAST_ELEMENTS = 4
 _MAX_CHANNELS = 4096
 # Number of clipped weights listed in a reason.
@@ -64,7 +63,7 @@ def control_of(
     for one in held:
         errors = _distances(one, base)
         moved |= bool(errors.any())
-        over |= ~np.isfinite(errors)  # overflowing elements lack a finite deviation
+        over |= ~np.isfinite(errors)  # elements that overflow have no finite deviation
     if not moved and not any(_distances(one, base).any() for one in free):
         return None
     control = _measured(arithmetic, source, exact.shape, base, held, over)
@@ -119,7 +118,7 @@ class _Measured:
         self._runs += 1
 
     def deviations(self, least: int) -> tuple[Deviation | None, ...]:
-        """Return the deviation of each group; None if not enough elements count or move."""
+        """Return the deviation of each group, or None for a group with too few elements or too few changed elements."""
         found = zip(self._counts, self._squares, self._largest, self._moved, strict=True)
         return tuple(self._deviation(*one, least) for one in found)
 
@@ -147,7 +146,7 @@ def _distances(one: Array, base: Array) -> Array:
 
 
 def _distance(one: Array, base: Array) -> Array:
-    """Return |a-b| of each element: 0 if both are the same infinity or NaN, infinite if only one is."""
+    """Return |a-b| of each element: 0 for two equal infinities or two NaN, infinity if only one value is not finite."""
     with np.errstate(invalid="ignore"):
         error = np.abs(one - base)
     if np.isfinite(error).all():
@@ -166,10 +165,10 @@ def _eps(arithmetic: str) -> float:
 
 
 class _Deviating:
-    """Groups of elements with their deviation limits. A limit is infinite if the control lacks enough elements.
+    """Groups of elements with their deviation limits. A limit is infinite if the control has too few elements.
 
     Args:
-        name: text for a group in messages; ``{}`` is its number, "" means all elements.
+        name: name of a group in messages; ``{}`` stands for the group's number. "" means all elements.
     """
 
     def __init__(self, groups: Groups, deviations: Sequence[Deviation | None], name: str = "") -> None:
@@ -186,7 +185,7 @@ class _Deviating:
 class Finding:
     """Result of judging an output against a control."""
 
-    wrong: Array  # flat mask of the elements out of bound
+    wrong: Array  # flat mask of the elements that exceed the bound
     reason: str = ""  # why the output differs; "" if it agrees
     doubt: str = ""  # why the output cannot be judged although it agrees
     note: str = ""  # further remarks
@@ -295,7 +294,7 @@ class Bound:
         return Finding(wrong, doubt=doubt, note="; ".join(one for one in notes if one and one not in doubt))
 
     def _is_no_jump(self, given: Array) -> Array:
-        """Return a mask of the jumping elements that have a value the control does not explain."""
+        """Return a mask of the jumping elements whose value the control does not explain."""
         known = np.vstack([self._wanted[self._places], self._values])
         same = (known == given) | (np.isnan(known) & np.isnan(given))
         if self._whole_numbers:
@@ -315,7 +314,7 @@ class Bound:
         return any(bool((_distance(given[self._places], run) <= limits).all()) for run in self._values)
 
     def _too_far(self, error: Array) -> str:
-        """Return why the error of a group is large although each element is in bound; "" if it is not."""
+        """Return a reason if a group's error is too large although each element is within its limit; otherwise ""."""
         for one, allowed in zip(self._groups, self._allowed, strict=True):
             found = _rms(one.groups, error)
             for place in np.flatnonzero(found > allowed)[:1]:
@@ -341,7 +340,7 @@ class Bound:
         return differs and not self._too_far(errors)
 
     def _agreeing_wrong_answer(self) -> str:
-        # Twice the reference is as far from it as zeros, so zeros cover both.
+        # The doubled reference is as far from the reference as zeros, so testing zeros covers both.
         wanted = self._wanted
         others: dict[str, Reader] = {
             "zeros": lambda start, stop: np.zeros(stop - start),
@@ -354,7 +353,10 @@ class Bound:
         return f"{text}{self._clipped_text()}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:
-        """Return a doubt if zeros would satisfy the bound of many channels, or a note for a few."""
+        """Check the channels whose bound zeros would satisfy.
+
+        Return (doubt, note): a doubt for many such channels, a note for a few.
+        """
         notes = []
         _, _, *channels = self._groups
         for axis, one in zip(self._control.axes, channels, strict=True):
@@ -373,7 +375,7 @@ class Bound:
         return "", "; ".join(notes)
 
     def _overflow_doubt(self) -> str:
-        """Return why so many values overflow to judge the output; "" if few do."""
+        """Return a reason if too many values overflow to judge the output; otherwise ""."""
         if self._overflowing <= MAX_JUMP_SHARE * self._wanted.size:
             return ""
         return f"{self._overflow_text()}: the model does not fit this arithmetic{self._clipped_text()}"

@@ -1,9 +1,8 @@
 """Parse and check criteria such as ``--accept "logits: top1>=0.99, kl<=1e-4"``.
 
-The grammar is ``[OUTPUT:] CRITERION, ...``. A criterion is ``NAME``, ``NAME OP VALUE``,
-``NAME(KEY=VALUE, ...) OP VALUE`` or ``python:FILE:FUNCTION [OP VALUE]``. OUTPUT is a file name pattern;
-without it the text applies to every output. Names are the keys of :data:`hil.compare.measures.MEASURES`.
-An output must meet all criteria that apply to it.
+The grammar is ``[OUTPUT:] CRITERION, ...``. A criterion is ``NAME``, ``NAME OP VALUE``, ``NAME(KEY=VALUE, ...) OP
+VALUE`` or ``python:FILE:FUNCTION [OP VALUE]``. OUTPUT is a file name pattern; without OUTPUT, the text applies to every
+output. Names are the keys of :data:`hil.compare.measures.MEASURES`. An output must meet all criteria that apply to it.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Criterion:
         return self.measure is not None and self.measure.is_positional
 
     def accepts(self, value: float) -> bool:
-        """Return True if a value is within the bound; NaN never is."""
+        """Return True if a value is within the bound; False for NaN."""
         return self.bound is not None and _OPERATORS[self.operator](value, self.bound)
 
 
@@ -97,7 +96,7 @@ def parse_accept(
         option: name of the option in messages.
 
     Raises:
-        UsageError: a text does not match the grammar; the message has the position.
+        UsageError: a text does not match the grammar; the message contains the position of the error.
         VacuousTolerance: a criterion cannot fail, such as ``top1>=0``.
     """
     return tuple(_CriterionParser(text, load_function, option).parse() for text in texts)

@@ -1,8 +1,8 @@
 """Judge the logits, tokens and cache of a decoder position by position.
 
-A board is compared with a reference that ran the same tokens, within the deviation of a control: the same model in the
-hardware's arithmetic. No absolute bound is used, because the KL divergence of a model depends on how sharp its
-distributions are.
+The board and the reference run the same tokens. A control, the same model in the hardware's arithmetic, defines the
+permitted deviation. There is no absolute bound, because the KL divergence of a model depends on the sharpness of its
+distributions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from hil.core.results import Outcome
 from hil.core.steps import TokenPlaces
 from hil.core.tensors import Array
 
-# A board may deviate this much more than the control.
+# A board may deviate by this multiple of the control's deviation.
 FACTOR = 10.0
-# A flip of the largest logit is a near-tie if the reference's margin is below this multiple of the control's error.
+# A different token with the largest logit is a near-tie if the reference's margin is at most this multiple of the
+# control's error.
 NEAR_TIE = 2.0
-# Rounding of the comparison itself: nats, and relative to the largest logit of the reference.
+# Rounding error of the comparison itself: for KL in nats, for logits relative to the largest logit of the reference.
 _KL_FLOOR = 1e-12
 _ERROR_FLOOR = 1e-6
 _TOP = (5, 100)
-# Difference to the largest logit from which a token has no probability: exp(-100) is 4e-44.
+# A token has no probability if its logit is this much below the largest logit: exp(-100) is 4e-44.
 _NEGLIGIBLE = 100.0
-# Maximum number of positions whose order is compared.
+# Maximum number of positions for the check of permuted cache entries.
 _MAX_ORDERED = 1024
-# Largest difference of two scaled cache entries that are the same.
+# Two scaled cache entries count as equal up to this difference.
 _SAME_ENTRY = 0.05
 
 
@@ -79,7 +80,7 @@ class Generated:
         positions: Position of each row of the logits [rows].
         logits: Array [rows, vocabulary].
         tokens: Tokens after the prompt and after each step of every turn.
-        text: Token of each position; -1 for tokens that the board chose, which are no text.
+        text: Token of each position of the given text; -1 for tokens that the board chose.
         prefill: Logits of all positions [positions, vocabulary], from a run with all tokens as the prompt; None if not
             measured.
     """
@@ -95,11 +96,11 @@ class Generated:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Prediction of known tokens, in nats.
+    """Negative log-likelihood of known tokens, in nats.
 
     Attributes:
         tokens: Number of predicted tokens.
-        board_nats: Mean of -log p(token), with p from the logits of the position before.
+        board_nats: Mean of -log p(token), with p from the logits of the previous position.
         error_nats: Standard error of the mean difference between board and reference; NaN for one token.
     """
 
@@ -114,7 +115,7 @@ class RowResult:
     """Comparison of the logits of a position.
 
     Attributes:
-        kl: Divergence of the board's distribution from the reference's, in nats.
+        kl: KL divergence of the board's distribution from that of the reference, in nats.
         max_abs: Largest difference of a logit.
         margin: Difference of the two largest logits of the reference.
         expected: Token with the largest logit of the reference.
@@ -135,8 +136,8 @@ class CacheErrors:
     """Comparison of a cache tensor.
 
     Attributes:
-        errors: Largest error of each position's entry, divided by the permitted one [positions].
-        first: Position of the first entry. It is the last position for a state without positions.
+        errors: Largest error of each position's entry, divided by the permitted error [positions].
+        first: Position of the first entry. For a state without positions, this is the last position.
     """
 
     name: str
@@ -148,7 +149,7 @@ class CacheErrors:
 
 @dataclass(frozen=True)
 class GenerationFault:
-    """A fault with its place. ``step`` is 0 in a prompt. ``layer`` is -1 if unknown or not in a layer."""
+    """Fault and where it occurred. ``step`` is 0 in a prompt. ``layer`` is -1 if unknown or outside the layers."""
 
     kind: FaultKind
     position: int
@@ -177,9 +178,10 @@ class GenerationVerdict:
     Attributes:
         kl_bound: Permitted divergence of a position, in nats.
         error_bound: Permitted difference of a logit.
-        top: k -> share of positions whose k largest logits are the reference's.
-        first_divergent: Number of the first chosen token that differs from the reference's, from 0; None if none does.
-        cache: Comparison of the cache tensors that have the shape of the reference's.
+        top: k -> mean share of the reference's k largest logits that are also among the board's k largest.
+        first_divergent: Number of the first chosen token that differs from the reference's token, from 0; None if all
+            are equal.
+        cache: Comparison of the cache tensors that have the same shape as in the reference.
     """
 
     outcome: Outcome
@@ -202,9 +204,9 @@ def judge_generation(
     """Compare a board's generation with a reference that ran the same tokens.
 
     Args:
-        control: The model in the hardware's arithmetic.
-        baseline: The model in the reference's arithmetic with the control's calls, if these are not those of the
-            board: all tokens are then the prompt.
+        control: Result of the model in the hardware's arithmetic.
+        baseline: Result of the model in the reference's arithmetic with the same calls as the control. Given if the
+            control's calls differ from the board's: all tokens are then in the prompt.
     """
     calls, baseline = baseline, baseline or reference
     expected = _rows_at(reference, board.positions)
@@ -254,7 +256,7 @@ def judge_generation(
 
 
 def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
-    """Find the first position whose logits, or else cache entries, differ between two runs of the same prompt."""
+    """Find the first position that differs between two runs of the same prompt: in the logits, or else in the cache."""
     rows = {int(position): row for position, row in zip(again.positions, again.logits, strict=True)}
     for position, row in zip(first.positions, first.logits, strict=True):
         other = rows.get(int(position))
@@ -268,9 +270,10 @@ def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
 
 
 def match_cache(cache: Sequence[CacheRows], reference: Sequence[CacheRows]) -> tuple[CacheRows, ...]:
-    """Return a cache in the order of a reference that another export stores; () if the entries have another form.
+    """Reorder cache tensors to match a reference from a different export. Return () if the entries are not comparable.
 
-    Entries have the same form if those of layer 0 at the first position are about equal: they depend only on the token.
+    The check compares the entries of layer 0 at the first position. They depend only on the token, so they must be
+    about equal.
     """
     own = _number_tensors(cache)
     found = tuple(own[place] for place in _number_tensors(reference) if place in own)
@@ -287,7 +290,10 @@ def match_cache(cache: Sequence[CacheRows], reference: Sequence[CacheRows]) -> t
 
 
 def _number_tensors(cache: Iterable[CacheRows]) -> dict[tuple[int, bool, int], CacheRows]:
-    """Return the tensors by layer, keys, and number among these: a layer may have two states."""
+    """Return the tensors by (layer, is a key, number).
+
+    The number counts tensors of the same kind: a layer may have two states.
+    """
     found: dict[tuple[int, bool, int], CacheRows] = {}
     numbers: Counter[tuple[int, bool]] = Counter()
     for one in cache:
@@ -299,7 +305,10 @@ def _number_tensors(cache: Iterable[CacheRows]) -> dict[tuple[int, bool, int], C
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Permitted deviations: ten times the control's, but less than those of a board that returns zeros."""
+    """Permitted deviations: ten times the control's deviations.
+
+    The limits are below the deviations of a board that returns zeros.
+    """
 
     kl: float
     error: float
@@ -320,7 +329,10 @@ def _largest(values: Array) -> float:
 
 
 def _is_negligible(logits: Array) -> Array:
-    """Return which tokens have no probability. Models mask unused tokens with minus infinity or a large number."""
+    """Return a mask of tokens without probability.
+
+    Models mask unused tokens with minus infinity or a large negative number.
+    """
     return np.asarray(logits < logits.max(-1, keepdims=True) - _NEGLIGIBLE)
 
 
@@ -329,12 +341,12 @@ def _is_equal(actual: Array, expected: Array) -> Array:
 
 
 def _measure_errors(actual: Array, expected: Array) -> Array:
-    """Return the largest difference of each row's logits, without tokens that have no probability in both."""
+    """Return the largest difference of each row's logits. Tokens without probability in both rows are ignored."""
     return np.asarray(np.where(_is_equal(actual, expected), 0.0, np.abs(actual - expected)).max(-1))
 
 
 def _measure_scale(logits: Array) -> float:
-    """Return the largest magnitude of a logit, without tokens that have no probability."""
+    """Return the largest magnitude of a logit. Tokens without probability are ignored."""
     return _largest(np.where(_is_negligible(logits), 0.0, np.abs(logits)))
 
 
@@ -370,13 +382,16 @@ def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Boun
 
 
 def _rows_at(result: Generated, positions: Iterable[int]) -> Array:
-    """Return the logits of positions, as float64."""
+    """Return the logits at these positions, as float64."""
     place = {int(position): row for row, position in enumerate(result.positions)}
     return np.asarray(result.logits, np.float64)[[place[int(position)] for position in positions]]
 
 
 def _find_inconsistency(board: Generated, reference: Generated, baseline: Generated) -> GenerationFault | None:
-    """Find the first position at which the steps of the model itself differ from the same tokens as a prompt."""
+    """Find the first position where the model's steps and prompts disagree.
+
+    The reference ran the tokens in steps. The baseline ran the same tokens as one prompt.
+    """
     exact = _rows_at(baseline, reference.positions)
     far = _measure_errors(np.asarray(reference.logits, np.float64), exact)
     wrong = np.flatnonzero(far > _ERROR_FLOOR * _measure_scale(exact))
@@ -390,7 +405,7 @@ def _fault(
 
 
 def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
-    """Find the first position with logits or cache entries that are not finite. Blame the layer before."""
+    """Find the first position with logits or cache entries that are not finite. The fault names the layer before."""
     found = [(int(board.positions[row]), math.inf, "logits") for row in np.flatnonzero(~finite)[:1]]
     for one in board.cache:
         bad = np.flatnonzero(~np.isfinite(np.asarray(one.rows, np.float64)).all(-1))
@@ -403,7 +418,7 @@ def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
 
 
 def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None:
-    """Find the first token that is not the one with the largest logit."""
+    """Find the first chosen token that does not have the largest logit."""
     rows = {int(position): row for row, position in enumerate(board.positions)}
     for position, token in zip(board.places.chosen, board.tokens, strict=True):
         row = rows.get(position)
@@ -417,7 +432,7 @@ class _BadTensor:
     """Cache tensor with entries that deviate more than ten times the control.
 
     Attributes:
-        rows: Wrong positions, in order. A state only has the last position.
+        rows: Wrong positions, in order. A state has only the last position.
     """
 
     name: str
@@ -428,7 +443,7 @@ class _BadTensor:
 
 
 def _find_bad_tensors(cache: Iterable[CacheErrors]) -> list[_BadTensor]:
-    """Find the tensors with wrong entries, in order of layers, values before keys."""
+    """Find the tensors with wrong entries, ordered by layer; values are before keys."""
     found = [
         _BadTensor(one.name, one.layer, one.is_key, one.first > 0, tuple(map(int, one.first + wrong)))
         for one in cache
@@ -466,7 +481,7 @@ def _find_cause(
     *,
     has_prefill: bool,
 ) -> GenerationFault:
-    """Name the cause of wrong logits, from the first wrong position and the cache entries."""
+    """Determine the cause of wrong logits from the first wrong position and the cache entries."""
     position = min(row.position for row in (wrong or wrong_prefill))
     phase = _find_phase(board, wrong, wrong_prefill, bad) if has_prefill else ""
     if not board.cache:
@@ -478,14 +493,15 @@ def _find_cause(
     first = min(one.rows[0] for one in bad)
     tensors = [one for one in bad if first in one.rows]
     tensor, layer = tensors[0].name, tensors[0].layer
-    # A state has no positions, so the logits are the only evidence of the first wrong one.
+    # A state has no positions, so only the logits show the first wrong position.
     start = min(position, first) if tensors[0].is_state else first
-    # From position 0, the layer is inexact from the start, for example in another arithmetic.
+    # If position 0 is already wrong, the layer itself is inexact, for example because of a different arithmetic.
     if layer == 0 and (first == 0 or tensors[0].is_state):
         return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
         only_keys = all(one.is_key for one in tensors if one.layer == 0)
-        # A lost entry is right until the next position. Without logits of both, the entry may itself be wrong.
+        # If an entry is lost, the logits are still right at its position and wrong later. Without these logits, the
+        # entry itself may be wrong.
         has_logits = not {first, first + 1}.isdisjoint(map(int, board.positions))
         if first < position and has_logits and not only_keys:
             return _fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
@@ -499,10 +515,10 @@ def _find_cause(
 def _find_phase(
     board: Generated, wrong: Sequence[RowResult], wrong_prefill: Sequence[RowResult], bad: Sequence[_BadTensor]
 ) -> str:
-    """Return which calls are wrong, if only those of the prompt or only those of the steps are.
+    """Return which calls are wrong: "prefill only", "decode only", or "" for both.
 
-    Right steps return wrong logits if the prompt left wrong cache entries. Their own entries in the first wrong layer
-    are then right.
+    If the prompt stored wrong cache entries, correct steps also return wrong logits. Their own cache entries in the
+    first wrong layer are then right.
     """
     entries = [one for one in bad if not one.is_state]
     own = [row for one in entries if one.layer == entries[0].layer for row in one.rows]
@@ -514,17 +530,17 @@ def _find_phase(
 
 
 def _is_mask(board: Generated, bad: Sequence[_BadTensor]) -> bool:
-    """Return whether wrong entries of layer 1 come from a wrong mask of layer 0, not from its values.
+    """Return True if a wrong mask in layer 0 explains the wrong cache entries of layer 1.
 
-    A mask that hides the newest token leaves position 0, which sees only itself. A mask that shows the next token
-    leaves the last position of the prompt, which has no next one, and all later steps.
+    If the mask hides the newest token, position 0 stays right, because it sees only itself. If the mask shows the next
+    token, the last position of the prompt and all steps stay right, because they have no next token.
     """
     rows = {row for one in bad if one.layer == 1 for row in one.rows}
     return 0 not in rows or board.places.chosen[0] not in rows
 
 
 def _describe_cache(board: Generated, reference: Generated, bad: Sequence[_BadTensor]) -> str:
-    """Describe wrong cache entries beside right logits: entries in another order, or entries that no step used."""
+    """Describe wrong cache entries of a run with right logits: the order differs, or no step used the entries."""
     first = min(one.rows[0] for one in bad)
     if _is_permuted(_join(board.cache), _join(reference.cache)):
         return f"cache entries from position {first} are in another order than in the reference"
@@ -532,7 +548,7 @@ def _describe_cache(board: Generated, reference: Generated, bad: Sequence[_BadTe
 
 
 def _join(cache: Sequence[CacheRows]) -> Array:
-    """Return all entries of each position, scaled to the same size per tensor."""
+    """Concatenate all entries of each position, after scaling each tensor to a maximum of 1."""
     cache = [one for one in cache if not one.first]
     if not cache:
         return np.empty((0, 0))
@@ -555,7 +571,7 @@ def _is_near_tie(row: RowResult, expected: Array, board: Generated, bound: _Boun
 
 
 def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[RowResult], bound: _Bounds) -> str:
-    """Describe the logits at the fault's position, or the worst ones if these are right."""
+    """Describe the logits at the fault's position, or the worst row if no row has this position."""
     at = next((row for row in rows if row.position == fault.position), None)
     if at is not None and fault.kind is FaultKind.SAMPLER:
         token = board.tokens[board.places.chosen.index(fault.position)]
@@ -573,7 +589,7 @@ def _describe_row(row: RowResult, bound: _Bounds) -> str:
 
 
 def _measure_perplexity(board: Generated, actual: Array, expected: Array) -> Perplexity | None:
-    """Return the perplexity of the known tokens that follow a row; None without any."""
+    """Return the perplexity of the known tokens that follow a row of logits; None without such tokens."""
     following = [int(position) + 1 for position in board.positions]
     known = [row for row, after in enumerate(following) if after < len(board.text) and board.text[after] >= 0]
     if not known:
@@ -585,10 +601,10 @@ def _measure_perplexity(board: Generated, actual: Array, expected: Array) -> Per
 
 
 def _top_share(actual: Array, expected: Array, k: int) -> float | None:
-    """Return the mean share of the reference's k largest logits that are the board's; None for small vocabularies."""
+    """Return the mean overlap of the k largest logits of board and reference, 0 to 1; None for small vocabularies."""
     if k >= actual.shape[-1] or np.isnan(actual).any():
         return None
-    if k == 1:  # equal logits: the lowest token, as for the other results
+    if k == 1:  # for equal logits take the lowest token, like the other results
         return float(np.mean(np.argmax(actual, -1) == np.argmax(expected, -1)))
     own, other = (np.argpartition(-array, k - 1, -1)[:, :k] for array in (actual, expected))
     return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(own.tolist(), other.tolist(), strict=True)]))

@@ -15,7 +15,7 @@ from hil.core.tensors import Array
 
 
 class Channels:
-    """Groups of elements with the same index along an axis. Without an axis, all elements form a single group."""
+    """Groups of elements with the same index along an axis. Without an axis, all elements are in one group."""
 
     def __init__(self, shape: tuple[int, ...], axis: int | None = None) -> None:
         before, size, after = (
@@ -64,7 +64,7 @@ class Magnitudes:
         present = 1 + np.flatnonzero(counts[1:])
         self.exponents = [int(one) + lowest for one in present]
         self._numbers, self._counts = numbers, counts[present]
-        # Indices of the non-empty groups in tables of all groups.
+        # Indices of the non-empty groups in arrays of all groups.
         self._present, self._size = present, counts.size
 
     def count(self) -> Array:

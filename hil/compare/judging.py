@@ -23,7 +23,7 @@ class Judged:
     stats: Stats | None  # None if the values could not be compared
     tolerance: Tolerance | None  # tolerance used, noise included; None requires exact equality
     reason: str = ""  # why the values are wrong
-    doubt: str = ""  # if the values are not wrong: why a wrong output would also agree
+    doubt: str = ""  # why a wrong output would also agree, if the values are not wrong
 
 
 def judge_values(
@@ -91,7 +91,7 @@ def _out_of_tolerance(
         f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within the rounding noise of "
         f"the reference ({allowed.largest:.2g}): cannot be judged"
     )
-    # Values that consist only of noise may be exactly 0 on the board.
+    # If all values are only noise, the board may return exactly 0.
     return Judged(replace(stats, zeroed=False), replace(tolerance, atol=tolerance.atol + allowed.largest), doubt=doubt)
 
 
@@ -139,7 +139,7 @@ def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
 
 
 def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
-    """Return why an output within its tolerance is still wrong; "" if it is not."""
+    """Return a reason if an output within its tolerance is still wrong; otherwise ""."""
     if given and not scale.largest:
         return ""  # the user specified the allowed distance from 0
     if stats.sqnr_db is not None and stats.sqnr_db < 0:

@@ -1,6 +1,6 @@
-"""Define the measures of criteria (:data:`MEASURES`) that criteria can use.
+"""Define the measures (:data:`MEASURES`) that criteria can use.
 
-``a`` is the board's output, ``b`` the reference's. A row runs along the last axis, or along ``axis=N``.
+``a`` is the board's output, ``b`` is the reference's output. A row runs along the last axis, or along ``axis=N``.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class Measure:
     worst: float
     # argument name -> parser of its text; raises ValueError.
     arguments: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
-    default: float | None = None  # bound of a criterion without one; None if a bound is required
-    is_positional: bool = True  # True if it compares elements with the same index
-    is_of_classes: bool = False  # True if it compares classes or class probabilities, so that logits may be scaled
+    default: float | None = None  # default bound of a criterion; None if the criterion must specify a bound
+    is_positional: bool = True  # True if the measure compares elements with the same index
+    # True if the measure compares classes or class probabilities, so that logits may be scaled.
+    is_of_classes: bool = False
     is_of_direction: bool = False  # True if the value is independent of scale
     name: str = ""  # name in the guide, if it differs from the key
 
@@ -165,8 +166,8 @@ def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
             )
         actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
         best = reference == reference.max(axis=1, keepdims=True)
-        # If several values tie for the reference's maximum, any of them counts as a hit. A value that ties only on the
-        # board ranks first.
+        # If several values share the reference's maximum, any of them counts as a hit. A wrong value that equals this
+        # hit on the board ranks before it.
         chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
         ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
         hits += int(np.count_nonzero(ahead < k))

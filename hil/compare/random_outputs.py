@@ -1,4 +1,4 @@
-"""Handle outputs that depend on random numbers. They cannot be required to be equal."""
+"""Handle outputs that depend on random numbers. Such outputs need not be equal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mark_random(
 
 
 def _marked(output: OutputComparison, allow_blind: Sequence[str]) -> OutputComparison:
-    # Without a mismatch count the shapes differ, which random numbers do not explain.
+    # Without a mismatch count, the shapes differ. Random numbers do not explain different shapes.
     if output.passed or output.mismatches is None or output.dtype != output.reference_dtype:
         return output
     allowed = any(fnmatchcase(output.name, pattern) for pattern in allow_blind)

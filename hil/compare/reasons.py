@@ -30,7 +30,7 @@ def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool
 
 
 def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
-    """Return why the values of two tensors do not agree; "" if they do."""
+    """Return why the values of two tensors do not agree; "" if they agree."""
     if stats.zeroed:
         return "every value is 0, the reference's are not"
     if not stats.mismatches:

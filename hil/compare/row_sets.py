@@ -1,4 +1,4 @@
-"""Match the rows of two tensors in any order, for detections that a board may sort differently."""
+"""Match the rows of two tensors in any order. A board may sort detections differently."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _agrees(ours: Floats, theirs: Floats, tolerance: Tolerance) -> _Matches:
 
 
 def _overlaps(ours: Floats, theirs: Floats, box: str) -> Floats:
-    """Return the intersection over union of every pair of boxes. Equal boxes have 1, even without an area."""
+    """Return the intersection over union of every pair of boxes: 1 for equal boxes, even if their area is 0."""
     corners: Callable[[Floats], Floats] = (
         (lambda one: one)
         if box == "xyxy"
@@ -94,7 +94,7 @@ def _largest_matching(fits: _Matches) -> int:
     owner = np.full(fits.shape[1], -1)
     candidates = [np.flatnonzero(row) for row in fits]
     matched = 0
-    # Rows usually match at the same index, and then need no augmenting path.
+    # Fast path: rows usually match at the same index and then need no augmenting path.
     for row in range(len(candidates)):
         if fits[row, row]:
             owner[row] = row

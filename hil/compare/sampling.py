@@ -23,7 +23,7 @@ def sample_of(array: Array, axes: Collection[int]) -> Array | None:
         axes: axes to keep complete, counted from 0. The sample has the output's rank.
 
     Returns:
-        The sample, or None if the output is small or the sample would be half of it.
+        The sample, or None if the output is small or the sample would be at least half of the output.
     """
     split = [axis for axis in range(array.ndim) if axis not in axes]
     kept = [axis for axis in range(array.ndim) if axis in axes]

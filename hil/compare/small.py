@@ -1,8 +1,8 @@
 """Check values that the tolerance cannot distinguish from 0 or from their negative.
 
-A tensor may mix pixel coordinates with scores of 1e-6, or contain the tail of a softmax. A single
-tolerance cannot judge the small values. If an output, row or column has many small values, hil compares these
-values relative to their magnitude, within the reference's noise.
+A tensor may mix pixel coordinates with scores of 1e-6, or contain the tail of a softmax. A single tolerance cannot
+judge the small values. If an output, row or column has many small values, hil checks the relative error of these
+values, beyond the reference's noise.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name, float_limits
 
-# Small values are checked if they are at least this fraction of an output's nonzero values. The first applies to a
-# default tolerance of floats, with about one small value in 1e5 by chance; the second to any other tolerance.
+# Small values are checked if they are at least this fraction of an output's nonzero values. The first fraction applies
+# to a default tolerance of floats, where about one value in 1e5 is small by chance. The second applies to any other
+# tolerance.
 _SHARE, _GIVEN_SHARE = 1 / 16, 1 / 4
 # The same fraction for a row or column with at least two nonzero values.
 _GROUP_SHARE = 1 / 2
@@ -45,7 +46,7 @@ class SmallValues:
 def check_small(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, *, given: bool, allowed: Allowance | None
 ) -> SmallValues | None:
-    """Compare the small values of two tensors that agree. Return None if these agree as well, or are few.
+    """Compare the small values of two tensors that agree within the tolerance. Return None if they agree or are few.
 
     Args:
         tolerance: tolerance within which the tensors agree.
@@ -59,8 +60,8 @@ def check_small(
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     share_of_all, least = (_GIVEN_SHARE, _LOST_SHARE) if given or not _has_eps(reference) else (_SHARE, 0.0)
-    # A few one-step differences from a 0 are common. Within a given tolerance, only the whole output distinguishes them
-    # from noise.
+    # A few values that differ from a 0 by one step are common. With a user's tolerance, only the whole output shows if
+    # such differences are noise.
     along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
         many = share_of_all if axis is None else _GROUP_SHARE
@@ -82,7 +83,7 @@ def check_small(
 
 
 def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
-    """Return a line about the values that are smaller than a given tolerance; "" if they are few."""
+    """Return a line about the values that are smaller than the user's tolerance; "" if they are few."""
     read, limit = reader(reference), tolerance.atol / (1 - tolerance.rtol)
     parts = [np.zeros(0, np.intp)]
     for start in range(0, reference.size, CHUNK):
@@ -105,7 +106,10 @@ def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
 
 
 def relative_limit(reference: Tensor, tolerance: Tolerance, *, given: bool) -> float:
-    """Return the allowed relative error of a small value: half of the dtype's digits, or half of the value."""
+    """Return the allowed relative error of a small value: the square root of the dtype's eps.
+
+    The limit is 0.5 for a user's tolerance, and for dtypes without an eps such as integers.
+    """
     if given or not _has_eps(reference):
         return _HALF
     return max(tolerance.rtol, math.sqrt(float(float_limits(part_of(reference.dtype)).eps)))
@@ -137,7 +141,9 @@ def _lost_pieces(
     *,
     with_zeros: bool,
 ) -> Iterator[_Piece]:
-    """Yield flat indices of small values: all, zeros of the reference, lost values, and values that cannot be judged.
+    """Yield the flat indices of small values, chunk by chunk.
+
+    Each item lists all small values, zeros of the reference, lost values, and values that cannot be judged.
 
     Args:
         with_zeros: True to include values that are 0 in the reference. A user's tolerance for floats specifies
@@ -198,7 +204,7 @@ def _groups(
         return np.bincount(of(places), minlength=size)
 
     smalls, losts, hidden = counts(found.small), counts(found.lost), counts(found.unjudged)
-    # This check does not need the count of nonzero values, and most outputs end here.
+    # Most outputs end here, before the nonzero values are counted.
     if not ((losts > least * smalls) | (hidden > 0)).any():
         return None
     nonzero = sum((counts(places) for places in _nonzero(reference)), counts(found.absent))

@@ -1,4 +1,4 @@
-"""Find columns of values much smaller than the rest of an output. Criteria hardly depend on them."""
+"""Find columns whose values are much smaller than the rest of an output. Criteria hardly depend on such columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def axes_of_columns(rank: int) -> tuple[int, ...]:
 
 
 def find_small(array: Tensor, axis: int) -> Array:
-    """Return the indices along an axis that have small values, not all 0.
+    """Return the indices along an axis whose values are small, but not all 0.
 
     Masks and non-finite values are excluded.
     """

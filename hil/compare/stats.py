@@ -34,9 +34,9 @@ class Statistic:
     value: Callable[[Sums], float | int | None]
     unit: str = ""  # unit of the value; "" if it has none
     masks: bool = True
-    worst: Callable[..., Any] = max  # selects the worst of multiple outputs' values: ``max`` or ``min``
-    # when the terminal's table has the column: ``always``, ``wide`` if it fits (the last such column is dropped first),
-    # or "" for never.
+    worst: Callable[..., Any] = max  # selects the worst value of multiple outputs: ``max`` or ``min``
+    # When the terminal's table shows the column: ``always``; ``wide``, if there is space (the last such column is
+    # dropped first); or "" for never.
     column: str = "wide"
     report: bool = True  # True if results.csv and report.html contain it; outputs.csv has every statistic
     digits: int = 3
@@ -75,9 +75,9 @@ class Statistics:
     dtype can represent the values of both tensors. It is also None if no element remains and the tensors
     differ.
 
-    Statistics with ``masks=False`` exclude masked elements: a magnitude of at least :func:`mask_limit` and the
-    same sign in both tensors. A mask of -3.4e38 has more energy than all visible values, and would hide any
-    error in them. Masks in bit-equal tensors are not counted.
+    Statistics with ``masks=False`` exclude masked elements: a magnitude of at least :func:`mask_limit` and the same
+    sign in both tensors. A mask of -3.4e38 has more energy than all visible values and would hide any error in the
+    visible values. Masks in bit-equal tensors are not counted.
     """
 
     max_abs: float | None = _row(
@@ -188,8 +188,8 @@ def measure(
         return _measure_strings(read_a, read_b, size, chunk)
     sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)), allowed)
     with np.errstate(all="ignore"):
-        # Skip chunks that are bit-equal: an equal pair needs no statistics. After the first difference, one more pass
-        # adds the skipped chunks to the sums.
+        # Skip bit-equal chunks, because equal tensors need no statistics. After the first difference, another pass adds
+        # the skipped chunks to the sums.
         equal = 0
         while equal < size and sums.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
             equal += chunk
@@ -281,7 +281,7 @@ class Sums:
         return bool(np.equal(a.view(self.bits), b.view(self.bits), out=equal).all())
 
     def add_equal(self, b: Array) -> None:
-        """Add a chunk that is bit-equal in both tensors, and so has energy but no error."""
+        """Add the energy of a chunk that is bit-equal in both tensors. The chunk has no error."""
         y = self.y[: b.size * self.parts]
         y[...] = self._reals(b)
         energy = self._dot(y, y)
@@ -442,8 +442,8 @@ class Sums:
             reals.reshape(-1, self.parts)[where] = 0.0
 
     def _may_have_masks(self, y: Floats, energy: Any) -> bool:
-        # The energy is already known and decides for every dtype except float16, which reaches the limit with ordinary
-        # values.
+        # Fast path: if the energy is below the limit, there are no masks. In float16, ordinary values may reach the
+        # limit.
         if not energy >= self.mask_energy:
             return False
         return bool(max(np.maximum.reduce(y), -np.minimum.reduce(y)) >= self.mask_limits[1])
@@ -465,7 +465,7 @@ class Sums:
         """Return the statistics for all added chunks. If none was added, the tensors are bit-equal."""
         self.finite = size - self.infinite
         self.visible = self.finite - self.masked
-        # A statistic without elements does not mean agreement if there are mismatches.
+        # If there are mismatches, leave out statistics without elements: they would suggest agreement.
         known = [one for one in STATISTICS if not self.mismatches or (self.finite if one.masks else self.visible)]
         values: dict[str, Any] = {one.key: one.value(self) for one in known}
         return Stats(
@@ -491,7 +491,7 @@ class LargestUlp:
 
     Args:
         dtype: the float dtype; for a complex tensor, the dtype of its parts.
-        capacity: most floats per call.
+        capacity: maximum number of floats per call.
     """
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
@@ -522,7 +522,7 @@ class LargestUlp:
             scratch ^= a.dtype.type(top)
             scratch &= difference
             self._raise(scratch)
-            if self.largest >= top:  # values of the same sign cannot be further apart
+            if self.largest >= top:  # values of the same sign cannot be farther apart
                 return
         np.subtract(a, b, out=scratch)
         np.abs(scratch.view(signed), out=scratch.view(signed))

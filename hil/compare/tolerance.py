@@ -16,12 +16,12 @@ from hil.core.results import Tolerance
 from hil.core.tensors import dtype_name, dtype_of, float_limits, int_limits
 from hil.errors import UsageError, VacuousTolerance
 
-# For float64 to bfloat16 and complex dtypes: the defaults of torch.testing.assert_close, which also uses the looser
-# default for two dtypes. They assume values around 1; `fitted` scales atol. For narrower floats torch has no
-# defaults. hil allows one representable step, because two correct computations may round to neighbours. For these, rtol
-# is the dtype's eps and atol its smallest subnormal, as in ml_dtypes.finfo. float4 uses the smallest sufficient rtol,
-# since its atol already is a step below 2. float8_e8m0fnu contains powers of two and no zero. A step would double a
-# value, so it is exact.
+# For float64 to bfloat16 and complex dtypes: the defaults of torch.testing.assert_close. For two dtypes, torch also
+# uses the looser default. These defaults assume values around 1; `fitted` scales atol. torch has no defaults for
+# narrower floats. There, hil allows one representable step, because two correct computations may round to neighbours:
+# rtol is the dtype's eps, and atol is the smallest subnormal in ml_dtypes.finfo. float4 uses the smallest sufficient
+# rtol, because its atol is already one step for values below 2. float8_e8m0fnu contains only powers of two, and one
+# step would double a value. Its tolerance is therefore exact.
 DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
     {
         "float64": Tolerance(rtol=1e-7, atol=1e-7),
@@ -40,9 +40,9 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
     }
 )
-# A default tolerance must fit four times into the spread of an output's values, and into its largest value.
+# A default tolerance must be at most a quarter of the spread of an output's values, and of the largest value.
 _STEPS = 4.0
-# Values within this distance (in units of eps) count as one constant with different rounding.
+# Values within this distance (in units of eps) count as equal except for rounding.
 _CONSTANT_EPS = 4.0
 
 
@@ -50,10 +50,10 @@ _CONSTANT_EPS = 4.0
 class Scale:
     """Scale for a tensor's values, excluding infinities, NaN and saturated values (masks)."""
 
-    rms: float = 0.0  # root mean square of the nonzero values; 0 without any
+    rms: float = 0.0  # root mean square of the nonzero values; 0 without nonzero values
     largest: float = 0.0
     spread: float = 0.0  # largest minus smallest value; for complex values, the larger spread of the two parts
-    least_extreme: float = 0.0  # smaller magnitude of the largest and the smallest value
+    least_extreme: float = 0.0  # the smaller of two magnitudes: of the largest and of the smallest value
     # eps of the dtype. 0 for integers, and for floats of up to 8 bits, which have steps larger than rounding noise.
     eps: float = 0.0
 
@@ -127,8 +127,8 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
     are always exact. :func:`fitted` adapts a default to the values.
 
     Raises:
-        UsageError: :func:`check_tolerance` rejects the values, or the dtype is unknown. Also if atol is at least
-            the largest difference that the dtype can represent.
+        UsageError: :func:`check_tolerance` rejects the values, or the dtype is unknown. Also if atol reaches the
+            largest difference that the dtype can represent.
     """
     check_tolerance(rtol, atol)
     span = _span(dtype)
@@ -170,20 +170,19 @@ def fitted(
 
 
 def narrowed(scale: Scale) -> Tolerance:
-    """Return the tolerance, in addition to the reference's noise, for nearly constant values."""
+    """Return the tolerance for nearly constant values. The reference's noise is added to this tolerance."""
     return Tolerance(0.0, _CONSTANT_EPS * scale.eps * scale.largest)
 
 
 def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None, given: bool) -> str:
-    """Return why a tolerance cannot distinguish right and wrong outputs; "" if it can.
+    """Return a reason if a tolerance cannot distinguish right and wrong outputs; otherwise "".
 
-    Every tolerance must reject zeros, and thus a doubled or negated output. Unless the
-    values are constant, it must also reject their permutations. A default tolerance must be four times finer
-    than these limits.
+    Every tolerance must reject zeros. It then also rejects a doubled or negated output. Unless the values are constant,
+    it must also reject permutations of the values. A default tolerance must be four times finer than these limits.
 
     Args:
         scale: the reference's scale. A reference of zeros is never blind, because any larger value fails.
-        noise: noise allowance of the reference, if measured. Values that differ by less count as constant.
+        noise: noise allowance of the reference, if measured. Values with smaller differences count as constant.
         given: True if the user gave the tolerance.
     """
     steps = 1.0 if given else _STEPS

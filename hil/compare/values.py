@@ -1,4 +1,4 @@
-"""Read the values of two tensors in chunks, and choose the kind of number to compare them as."""
+"""Read tensors in chunks, and choose the number type for comparing two tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGERS_64 = ("int64", "uint64")
 _COMPLEX = ("complex64", "complex128")
 EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
 
-# OpenBLAS spreads dot products of more than 10,000 elements over threads, which costs over twice as much as it saves.
+# Block size for dot products. OpenBLAS uses threads above 10,000 elements, which costs over twice as much as it saves.
 _BLOCK = 1 << 13
 # A sum of squares outside these limits may have overflowed or lost small terms.
 _SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
@@ -66,14 +66,14 @@ def dot(x: Floats, y: Floats, *, wide: bool) -> Any:
     if whole:
         total += np.add.reduce(np.vecdot(x[:whole].reshape(-1, _BLOCK), y[:whole].reshape(-1, _BLOCK)))
     if wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH and x.any() and y.any():
-        # Squares of float64 overflow from 1e154 and vanish below 1e-162. Long double helps where it is wider than
-        # float64.
+        # Squares of float64 overflow from 1e154 and become 0 below 1e-162. Long double helps on machines where it is
+        # wider than float64.
         return np.dot(x.astype(np.longdouble), y.astype(np.longdouble))
     return total
 
 
 def mask_limit(dtype: np.dtype[Any]) -> float:
-    """Return the magnitude from which a value counts as masked or saturated: half of the dtype's largest.
+    """Return the magnitude from which a value counts as masked or saturated: half of the dtype's largest value.
 
     The magnitude is infinite for integers, which saturate normally, and for floats of up to 8 bits, which use their
     largest values normally.

@@ -3,10 +3,10 @@
 The comparison is pure: it maps results to verdicts without I/O, so verdicts can be recomputed without a
 board.
 
-Shape and dtype must match. Integers, bools and strings must be equal; numbers may have a tolerance. Floats
-agree if ``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees only with NaN, an infinity only with
-the same infinity. An output of zeros never agrees with a reference that has other values. An output is
-BLIND if it agrees but a wrong output also would: see :func:`hil.compare.tolerance.blindness`.
+Shape and dtype must match. Integers, bools and strings must be equal; numbers may have a tolerance. Floats agree if
+``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees only with NaN, an infinity only with the same infinity. An
+output of zeros never agrees with a reference that has other values. An output is BLIND if it agrees, but a wrong output
+would also agree: see :func:`hil.compare.tolerance.blindness`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NOTHING = "0 elements compared: every output is empty"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of comparing a result with one reference. True if every output passes."""
+    """Verdict on a result compared with one reference. The verdict is true if every output passes."""
 
     outcome: Outcome  # PASS, FAIL, or BLIND if no output differs but some cannot be judged
     against: str
     outputs: tuple[OutputComparison, ...]
-    # one-line cause of a failure. After a pass: "", "nothing to compare", or the unjudged outputs that the user
+    # Cause of a failure, in one line. After a pass: "", "nothing to compare", or the blind outputs that the user
     # allowed.
     reason: str = ""
     relation: Relation = Relation.INDEPENDENT  # relation of the reference to the program
@@ -73,9 +73,9 @@ def compare_output(
 ) -> OutputComparison:
     """Compare one output with its reference.
 
-    Statistics cover the elements that are finite in both tensors. A NaN or infinity that the other tensor
-    lacks at the same index is a mismatch, and counts as the worst. If only the dtypes differ the output fails,
-    but the statistics still show whether the values agree within the looser default tolerance.
+    Statistics cover the elements that are finite in both tensors. A NaN or infinity that the other tensor does not have
+    at the same index is a mismatch, and counts as the worst mismatch. If only the dtypes differ the output fails, but
+    the statistics still show whether the values agree within the looser default tolerance.
 
     Args:
         actual: the board's output, of any supported dtype and layout. A file tensor is read in chunks.
@@ -89,8 +89,8 @@ def compare_output(
 
     Raises:
         UsageError: the tolerance cannot fail (see :func:`tolerance_for`), or a dtype is unsupported.
-        VacuousTolerance: the tolerance cannot fail with this reference (see :func:`refuse_vacuous`), and the
-            output may not be blind.
+        VacuousTolerance: the tolerance cannot fail with this reference (see :func:`refuse_vacuous`), and
+            ``allow_blind`` does not match the output.
         CriterionFailed: a user's function failed (see :func:`hil.compare.acceptance.judge_criteria`).
     """
     if accept:
@@ -108,7 +108,7 @@ def compare_output(
     if control is not None and rtol is None and atol is None:
         return _within_control(name, actual, reference, control, allow_blind, allow_flush)
     if noise is not None:
-        # Use noise only if needed: an output that passes without it needs no wider tolerance.
+        # Use noise only if needed: an output that passes without noise needs no wider tolerance.
         plain = compare_output(
             name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind, allow_flush=allow_flush
         )
@@ -171,7 +171,7 @@ def _flush(
 ) -> tuple[Tensor, Tensor, int | None]:
     """Return both tensors as arrays, with the reference flushed like the output if the patterns allow it.
 
-    The number is the count of flushed values; None if the output may not be flushed.
+    The number is the count of flushed values, or None if the patterns do not allow flushing.
     """
     given, wanted = as_array(actual), as_array(reference)
     if not any(fnmatchcase(name, one) for one in allow_flush):
@@ -233,10 +233,10 @@ def compare(
 ) -> Verdict:
     """Compare every output of a run with a reference.
 
-    Outputs are paired by name if both sides have the same names. Otherwise they are paired by position, under
-    the reference's names, because a compiled program may have no names. A different number of outputs fails.
-    A run without outputs fails, because nothing was compared. Empty outputs agree. If all outputs are
-    empty, the verdict's reason reports this.
+    Outputs are paired by name if both sides have the same names. Otherwise they are paired by position, under the
+    reference's names, because a compiled program may have no names. A different number of outputs fails. A run without
+    outputs fails, because nothing was compared. Empty outputs agree. The verdict's reason reports if all outputs are
+    empty.
 
     Raises:
         UsageError, VacuousTolerance: as :func:`compare_output`.
@@ -306,7 +306,7 @@ def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
 def depends_on_noise(verdict: Verdict) -> bool:
     """Return True if measuring the reference's noise may change the verdict.
 
-    True if an output was judged within a default tolerance, and some values are out of it or cannot be judged.
+    This is the case if an output used a default tolerance, and some values exceed the tolerance or cannot be judged.
     """
     return any(
         output.noise is None
@@ -328,7 +328,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     - With multiple references that agree with each other, the board must agree with each.
     - If the references disagree, the board passes if it agrees with at least one. If the board agrees with none, it
       fails. In both cases the reason names the disagreement.
-    - A BLIND verdict decides only if no other verdict does.
+    - A BLIND verdict decides only if no other verdict decides.
     - A reference that the board agrees with outvotes references of the same or a weaker relation, never a
       stronger relation.
     - An agreeing self-check does not decide: if no other reference agrees, the outcome is REFERENCE_ERROR.
@@ -371,15 +371,18 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
 
 
 def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the agreeing verdict with the strongest relation (the first such), or None. The verdict decides a pass."""
+    """Return the first agreeing verdict with the strongest relation, or None.
+
+    This verdict decides if the board passes.
+    """
     return min((one for one in verdicts if one), key=lambda one: one.relation.rank, default=None)
 
 
 def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) -> bool:
     """Return True if an agreeing reference prevails over references that differ.
 
-    An agreeing reference always prevails over self-checks. An agreeing reference prevails over others only if the
-    references disagree and none of the others is stronger.
+    An agreeing reference that is not a self-check always prevails over self-checks. It prevails over other references
+    only if the references disagree with each other and no other reference is stronger.
     """
     if decider.relation is Relation.SELF_CHECK:
         return False
@@ -398,7 +401,7 @@ def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str
 
 
 def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
-    """Return why an output differs from the plain model by more than allowed; "" if it does not.
+    """Return a reason if an output differs from the plain model by more than allowed; otherwise "".
 
     Args:
         min_sqnr_db: minimum signal-to-quantisation-noise ratio of every output, in dB; None disables the check.
@@ -409,7 +412,7 @@ def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
         # SQNR ignores NaN and infinities.
         if (output.sqnr_db is None or output.nonfinite) and not output.passed:
             return f"compared with the plain model ({verdict.against}): {output.reason}"
-        # Also true for NaN.
+        # The negated comparison is also true for NaN.
         if output.sqnr_db is not None and not output.sqnr_db >= min_sqnr_db:
             return (
                 f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR against the plain model ({verdict.against}), "
