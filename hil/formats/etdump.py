@@ -20,7 +20,7 @@ _KERNEL = "native_call_"
 
 @dataclass(frozen=True)
 class EtEvent:
-    """Timed event on the runtime's clock: nanoseconds, unless the build uses another unit."""
+    """Timed event on the runtime's clock, in nanoseconds unless the build uses another unit."""
 
     name: str  # operator (``add.out``), a delegate's name for a step, or a runtime step
     start: int
@@ -83,7 +83,7 @@ def _block(block: Table) -> list[_Timed]:
 
 
 def _in_runs(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[EtEvent]:
-    """Yield a block's events with their runs, after ``before`` runs in earlier blocks.
+    """Yield a block's events with their run numbers. Earlier blocks contain ``before`` runs.
 
     If the file has no run events, each block counts as a run.
     """
@@ -93,7 +93,7 @@ def _in_runs(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[E
     told = Counter(one.place for one in block if one.name not in (*_CALLS, *_STEPS))
     for one in block:
         begun = bisect_right(starts, one.start)
-        # Runs are sequential, so only the latest started run can contain the event.
+        # Runs are sequential, so only the run that started last can contain the event.
         run = -1 if has_runs else before
         if begun and one.start <= runs[begun - 1][1]:
             run = before + begun - 1

@@ -1,8 +1,8 @@
 """Parse ExecuTorch files: methods in a ``.pte``, and test cases bundled in a ``.bpte``.
 
-Does not need ExecuTorch. So a host without PyTorch can send programs, and a board can check for missing
-parts before loading. The schemas (``program.fbs``, ``bundled_program_schema.fbs``) ship with ExecuTorch;
-field numbers follow their order.
+The parser does not need ExecuTorch. So a host without PyTorch can send programs, and a board can check for missing
+parts before loading. ExecuTorch ships the schemas (``program.fbs``, ``bundled_program_schema.fbs``). Field numbers
+follow the order of the fields in the schema.
 
 The flatbuffers are untrusted: damaged or hostile data raises an error, never a crash or endless loop.
 """
@@ -21,10 +21,10 @@ import numpy as np
 from hil.core.files import FileReader, load_file, map_file
 from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
 
-# Minimum size of a table: its layout offset.
+# Minimum size of a table: the offset of its layout.
 _TABLE_BYTES = 4
-# Limit on bytes read, as a multiple of the file's size. Writers share equal data, so some is read repeatedly. A small
-# hostile file may describe huge data.
+# Limit on the bytes read, as a multiple of the file's size. Writers store equal data once, so some bytes are read
+# repeatedly. Without a limit, a small hostile file could describe huge data.
 _TOLD_OVER = 16
 PROGRAM = b"ET12"
 BUNDLE = b"BP08"
@@ -43,7 +43,7 @@ DTYPES = {
         enumerate("float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64".split(), start=23)
     ),
 }
-# The unions KernelTypes (program; further kinds are lists) and ValueUnion (bundle).
+# Kinds in the unions KernelTypes (of a program; further kinds are lists) and ValueUnion (of a bundle).
 _KINDS = ("", "none", "int", "bool", "double", "tensor", "string")
 _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
@@ -71,7 +71,7 @@ class Table:
     """Flatbuffer table with numbered fields. Missing fields have their default.
 
     Args:
-        left: list with a single number, the bytes that may still be read; shared by all tables of a root.
+        left: list with one number: the bytes that may still be read. All tables of a root share the list.
     """
 
     def __init__(self, data: memoryview, at: int, left: list[int]) -> None:
@@ -149,8 +149,7 @@ class Value:
     sizes: tuple[int, ...] = ()  # for tensors; the maximum for dynamic sizes
     dynamic: bool = False  # True if the tensor may be smaller; the file does not specify the dimensions
     order: tuple[int, ...] = ()  # tensor dimensions in memory order, outermost first
-    # The exported number that an input must always have, or the value of an output that no instruction writes. None
-    # otherwise.
+    # Number that the input always had at export, or value of an output that no instruction writes. None otherwise.
     constant: int | float | bool | None = None
 
 
@@ -194,7 +193,9 @@ class ExecuTorchMethod:
         return self._specs("input", self.inputs)
 
     def output_specs(self) -> list[tuple[int, TensorSpec]]:
-        """Return output tensors and numbers that instructions write, with their positions among all outputs.
+        """Return the output tensors and numbers, with their positions among all outputs.
+
+        Numbers that no instruction writes are excluded.
 
         Raises:
             Damaged: an output is not a tensor, a number or none.
@@ -269,8 +270,8 @@ def tensor_files(folder: Path) -> list[Path]:
 def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Path | None:
     """Return the ``.ptd`` file with a program's external tensors from the program's directory.
 
-    The file has the program's name, or is the only file with all external tensors. A file with the program's
-    name is used even if the program lists no external tensor: it does not list those of delegates.
+    The file has the program's name, or is the only file with all external tensors. A file with the program's name is
+    used even if the program lists no external tensor, because programs do not list external tensors of delegates.
 
     Raises:
         Damaged: no file or multiple files have the tensors, or the file with the program's name is invalid.
@@ -302,7 +303,7 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
 
 def _tensor_names(file: Path) -> set[str]:
     with FileReader(file) as reader:
-        # Names and layout come first, then the tensors, which may have gigabytes.
+        # Names and layout are at the start. The tensors follow and may have gigabytes.
         data = _require_bytes(reader.read(0, min(reader.size, _MAX_TENSOR_NAMES_BYTES)))
     with reading():
         if bytes(data[4:8]) != TENSORS:

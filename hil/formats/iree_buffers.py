@@ -83,7 +83,7 @@ def array_of(device: Any, view: Any, declared: str = "") -> Array:
 
 
 def _host_bytes(device: Any, view: Any) -> Array:
-    """Return a view's bytes, through a staging buffer if the host cannot map device memory (most GPUs)."""
+    """Return a view's bytes. Use a staging buffer if the host cannot map device memory, as on most GPUs."""
     buffer = view.get_buffer()
     if buffer.memory_type() & _HOST_VISIBLE and buffer.allowed_usage() & _MAPPING_SCOPED:
         return np.frombuffer(view.map(), np.uint8)

@@ -19,7 +19,7 @@ from hil.formats.iree_values import SCALAR_PREFIX, mlir_type
 
 RUN_TOOL = "iree-run-module"
 PROFILE_TOOL = "iree-benchmark-module"
-# Files that the profiling tool writes: a profile, or the time of each run.
+# Files that the profiling tool writes: a profile, and the time of each run.
 PROFILE_FILE = "profile.ireeprof"
 TIMES_FILE = "times.json"
 PARAMETER_SCOPE = "model"
@@ -27,7 +27,7 @@ _LIBRARIES = "iree._runtime_libs"
 _UNIT_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 # The profiler's event kinds that CPU devices support.
 _EVENTS = "queue-events,host-execution,memory-events,executable-metadata"
-# The tools pass these number types unchanged; their ABI alters other types.
+# The tools pass numbers of these types unchanged. For other types, their ABI changes the value.
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
@@ -73,7 +73,7 @@ def give(
     Args:
         stem: file name without extension.
         local: directory to write to.
-        remote: directory of the file as the tool sees it.
+        remote: path of the same directory on the tool's machine.
         tensors: file format: ``bin`` (raw elements), ``npy``, or ``auto``.
         as_text: True to pass numbers as text rather than files.
         signed: True to preserve unsigned types; see :func:`shows_sign`.
@@ -105,12 +105,12 @@ def npy_can(spec: TensorSpec) -> None:
 def shows_sign(declared: str, dtype: str) -> bool:
     """Return True if the tools report an output's integers as unsigned.
 
-    This happens if the source has unsigned types (StableHLO's ``ui8``): IREE declares the output as ``i8``, but
-    returns it unsigned. Integers in all other programs are signless.
+    Only programs from sources with unsigned types (StableHLO's ``ui8``) do this. IREE declares such an output as
+    ``i8``, but returns an unsigned type. In all other programs, integers are signless.
 
     Args:
         declared: dtype that the program declares for the output.
-        dtype: dtype that it returned.
+        dtype: dtype that the program returned.
     """
     return bool(declared) and dtype == f"u{declared}"
 
@@ -145,7 +145,7 @@ def profile_command(
         tool: path of the :data:`PROFILE_TOOL`.
         device, function: device to run on, and function to run.
         inputs: values for ``--input=``.
-        runs: number of runs; the tool does no others.
+        runs: number of runs. The tool makes no other runs, such as warm-ups.
     """
     return [
         tool,
@@ -161,7 +161,7 @@ def profile_command(
 
 
 def timing_flags(runs: int, output: str) -> list[str]:
-    """Return the flags to make the :data:`PROFILE_TOOL` record the time of each run; it does no other runs.
+    """Return the flags with which the :data:`PROFILE_TOOL` records the time of each run. The tool makes no other runs.
 
     Args:
         output: the file to write, for :func:`times_ns`.

@@ -1,4 +1,4 @@
-"""Translate IREE's errors. IREE has no error types, so this module is the only one that reads its wording."""
+"""Translate IREE's errors. IREE has no error types, so this module parses the error texts. No other module does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _WRONG_TARGET = ("INCOMPATIBLE", "no executable")
 
 
 def load_error(message: str, text: str, *, detail: str = "") -> LoadFailed:
-    """Return the error of a program that IREE refused to load.
+    """Return the error for a program that IREE failed to load.
 
     Args:
-        text: what IREE reported.
+        text: IREE's error text.
     """
     if any(part in text for part in _WRONG_TARGET):
         hint = "the program was compiled for a different CPU or device: check the board's compile flags"

@@ -13,9 +13,9 @@ import struct
 from collections.abc import Iterator
 
 _IDENTIFIER = b"IREE"
-# Numbers of the table fields read here.
+# Numbers of the table fields that this module reads.
 _TYPES, _EXPORTS, _STATE, _FUNCTIONS, _VERSION, _CODE = 4, 7, 11, 12, 13, 14
-# Instruction set version of these opcodes; only the upper half counts.
+# Instruction set version of these opcodes. Only the major version, in the upper half, must match.
 _KNOWN_VERSION = 17
 _FUNCTION = struct.Struct("<iiIhhhh")
 _INITIALIZER = b"__init"

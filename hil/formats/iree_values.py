@@ -1,9 +1,9 @@
 """Convert tensor types and signatures from and to IREE: element types, and function declarations.
 
-A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's
-compiler writes it for MLIR programs, but not for the torch dialect (used for ONNX and PyTorch). hil's
-compile stage adds it there, with names and signedness. For a function without a declaration, the calling
-convention specifies the number of tensors, and the types of plain numbers. Its tensor specs have dtype "".
+A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's compiler writes
+it for MLIR programs, but not for the torch dialect (used for ONNX and PyTorch). hil's compile stage adds it there, with
+names and signedness. For a function without a declaration, the calling convention specifies the number of tensors and
+the types of plain numbers. The tensor specs of such a function have dtype "".
 
 4-bit elements are packed two per byte (:mod:`hil.core.tensors`).
 """
@@ -58,7 +58,7 @@ _FENCES = "coarse-fences"
 _SIGNLESS = {"INT_8", "INT_16", "INT_32", "INT_64", "INT_4"}
 SCALAR_PREFIX = "scalar:"
 _TENSOR = re.compile(r"tensor<(.*)>$")
-# MLIR element types that IREE cannot run, but hil can name.
+# MLIR element types that IREE cannot run. hil only translates their names.
 _NAMED_ONLY = {
     "f8E4M3": "float8_e4m3",
     "f8E3M4": "float8_e3m4",
@@ -70,7 +70,8 @@ _MLIR_OF = {ours: mlir for mlir, (ours, _) in reversed(list(_TYPES.items())) if 
 _MLIR_OF |= {ours: mlir for mlir, ours in _NAMED_ONLY.items()}
 _FUNCTION = re.compile(r"func @(?:\"(?:[^\"\\]|\\.)*\"|[^\s(]+)\(", re.S)
 _TYPE = r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)?>|![A-Za-z][\w.]*(?:<[^>]*>)?|[A-Za-z]\w*(?:<[^<>]*>)?"
-# Names may contain nearly any character, as in ONNX. So a value ends at a type followed by ", %" or the end.
+# Names may contain nearly any character, as in ONNX. So a value ends after a type that ", %" or the end of the text
+# follows.
 _VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^{{}}]*\}})?(?:, (?=%)|$)", re.S)
 
 
@@ -118,7 +119,7 @@ def parse_type(name: str, text: str) -> TensorSpec:
         return TensorSpec(f"{SCALAR_PREFIX}{name}", dtype, ())
     shape: list[Dim] = []
     rest = match.group(1).split(",", 1)[0]
-    # At most 18 digits: no dimension is longer, and Python limits the digits that it parses.
+    # At most 18 digits: no dimension has more digits, and Python limits the number of digits in a number.
     while dim := re.match(r"(\d{1,18}|\?)x", rest):
         shape.append(None if dim.group(1) == "?" else int(dim.group(1)))
         rest = rest[dim.end() :]
@@ -137,7 +138,7 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
         LoadFailed: the declaration is missing, or a type in it is unsupported.
     """
     body = text.rstrip()
-    # Names may contain the arrow, so use the last.
+    # Names may contain the arrow, so split at the last arrow.
     head, arrow, outputs = body.removesuffix(")").rpartition(") -> (")
     match = _FUNCTION.search(head)
     if not (match and arrow and body.endswith(")")):
@@ -180,7 +181,7 @@ def functions_of(module: Any) -> dict[str, Function]:
         found[name] = Function(
             name,
             reflection.get("iree.abi.declaration", ""),
-            # The bindings expose the calling convention only in this text.
+            # the Python bindings expose the calling convention only in this text
             repr(function).removeprefix(f"<VmFunction {name}(").partition(")")[0],
             reflection.get("iree.abi.model") == _FENCES,
         )
@@ -188,9 +189,9 @@ def functions_of(module: Any) -> dict[str, Function]:
 
 
 def entry_points(functions: Mapping[str, Function]) -> list[str]:
-    """Return the functions to offer: those without fences, or all if each has fences.
+    """Return the names of the functions that a user can choose: functions without fences, or all if each has fences.
 
-    ``f$async``, the second variant of ``f``, is left out.
+    ``f$async``, the asynchronous variant of ``f``, is left out.
     """
     names = [name for name in functions if not name.endswith("$async")]
     return [name for name in names if not functions[name].fences] or names

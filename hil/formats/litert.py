@@ -19,7 +19,8 @@ from hil.errors import LoadFailed, RunFailed
 from hil.formats.executorch_file import mapped, root_table
 
 PACKAGE = "ai-edge-litert"
-# Kernel choice: hil's name -> LiteRT's. XNNPACK runs the operators that it supports, LiteRT's kernels the rest.
+# Kernel choice: hil's name -> LiteRT's. XNNPACK runs the operators that it supports. LiteRT's kernels run the other
+# operators.
 KERNELS: Mapping[str, str] = MappingProxyType(
     {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 )
@@ -34,7 +35,7 @@ _OWN_CUSTOM = frozenset(["AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_De
 _DRAWING = frozenset(["MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"])
 
 _DELEGATED = "xnnpack"
-# Name of the nodes that delegates insert for the nodes that they take.
+# Name of a node that a delegate inserts in place of the nodes that it runs.
 _DELEGATE = "DELEGATE"
 
 
@@ -57,7 +58,7 @@ class LiteRtSignature:
     """
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
-        self._owner = interpreter  # the core does not keep it alive
+        self._owner = interpreter  # the core does not keep the interpreter alive
         self._file = file
         self._kernels = kernels
         self._placed: Placement | None = None
@@ -126,10 +127,10 @@ class LiteRtSignature:
         return [self._output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
 
     def placement(self) -> Placement | None:
-        """Return the kernels used for each node. Inputs must be set. Nodes are known only for the first subgraph.
+        """Return the kernels used for each node. Inputs must be set. LiteRT reports nodes only for the first subgraph.
 
-        LiteRT does not report the nodes that a delegate took. hil finds them between the inputs and the outputs of
-        the delegate's node.
+        LiteRT does not report the nodes that a delegate runs. hil finds them between the inputs and the outputs of the
+        delegate's node.
         """
         if self.graph:
             return None if self._kernels == _DELEGATED else (Part(self._kernels),)
@@ -152,7 +153,10 @@ class LiteRtSignature:
         return self._placed
 
     def _operators(self) -> set[str]:
-        """Return the operator names. For graphs after the first, LiteRT reports only tensors, and so variables."""
+        """Return the operator names.
+
+        For graphs after the first, return only "VARIABLE" or nothing: LiteRT reports only tensors.
+        """
         if not self.graph:
             return {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
         return {"VARIABLE"} if any(map(self._is_handle, range(self._core.NumTensors(self.graph)))) else set()
@@ -165,7 +169,7 @@ class LiteRtSignature:
 
     def _output(self, index: int, spec: TensorSpec) -> Array:
         size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
-        if 0 in size:  # LiteRT has no buffer for it
+        if 0 in size:  # LiteRT has no buffer for an empty tensor
             return np.empty(size, dtype_of(spec.dtype))
         return _from_litert(np.asarray(self._core.GetTensor(index, self.graph)), spec.dtype)
 
@@ -215,7 +219,7 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
 
 
 def _custom_operators(path: Path) -> set[str]:
-    """Return the custom operators in a file that LiteRT has verified.
+    """Return the custom operators in a file. LiteRT must have verified the file.
 
     TensorFlow Lite schema: ``Model.operator_codes`` is field 1, ``OperatorCode.custom_code`` is field 1.
     """

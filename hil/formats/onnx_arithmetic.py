@@ -3,8 +3,8 @@
 float16, bfloat16: each value is rounded by a cast to the narrow type and back. Operators compute with
 rounded values, but accumulate in the runtime's arithmetic. Weights are rounded in the file, and saturate.
 
-int8: operands of matrix products and convolutions are quantized symmetrically. Weights have a scale per
-output channel, other operands a scale per tensor, from their range at run time.
+int8: operands of matrix products and convolutions are quantized symmetrically. Weights have a scale per output channel.
+Other operands have a scale per tensor, computed from the tensor's range at run time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hil.core.tensors import Array, dtype_of
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 # Operators with data only in the first input; the other inputs determine shapes and stay unchanged.
 _PARAMETRIC = frozenset({"Resize", "Upsample"})
-# ONNX element type numbers, and the types wider than each arithmetic.
+# Numbers of ONNX element types, and the types that are wider than each arithmetic.
 _FLOAT, _FLOAT16, _DOUBLE, _BFLOAT16 = 1, 10, 11, 16
 _NUMBERS = {"float16": _FLOAT16, "bfloat16": _BFLOAT16}
 _WIDER = {"float16": {_FLOAT, _DOUBLE}, "bfloat16": {_FLOAT, _DOUBLE, _FLOAT16}, INT8: {_FLOAT, _DOUBLE}}
@@ -60,7 +60,7 @@ def _typed(model: Any) -> Any:
 
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # above 2 GB, or with unknown operators: only declared types are available
+    except Exception:  # inference fails above 2 GB or with unknown operators: use only declared types
         return model
 
 
@@ -74,7 +74,7 @@ def _remove_unused(graph: Any) -> None:
 
 
 def _walk(graph: Any, typed: Any, outer: Types, change: Callable[[Any, Types], None]) -> None:
-    """Apply a change to a graph after its subgraphs; ``typed`` is the same graph with types."""
+    """Apply a change to the subgraphs of a graph, then to the graph. ``typed`` is the same graph with types."""
     types = dict(outer)
     for value in (*typed.input, *typed.value_info, *typed.output):
         if value.type.tensor_type.elem_type:
@@ -93,7 +93,7 @@ def _graphs_of(node: Any) -> Iterator[Any]:
 
 
 def _constants(graph: Any) -> dict[str, Any]:
-    """Return the tensors in a graph's file by name: initializers, and values of Constant nodes."""
+    """Return a graph's constant tensors by name: initializers, and values of Constant nodes."""
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != _EXTERNAL}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -122,7 +122,7 @@ def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
 
 
 def _round_given(graph: Any, types: Types, names: list[str], arithmetic: str) -> None:
-    """Round values that no node produces, for their consumers."""
+    """Round graph inputs or external constants, which no node produces, before the nodes that use them."""
     casts = [cast for name in names for cast in _casts(name, f"{name}/narrow", types[name], arithmetic)]
     for node in _all_nodes(graph):
         for place, name in enumerate(node.input):
@@ -142,7 +142,10 @@ def _casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
 
 
 def _rounded(array: Array, arithmetic: str) -> Array:
-    """Round a constant to nearest. Finite values stay finite: converters saturate -3e38 in attention masks."""
+    """Round a constant to nearest.
+
+    Finite values stay finite: like converters, saturate the -3e38 of attention masks.
+    """
     largest = FLOATS[arithmetic].largest
     saturated = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
     return np.asarray(saturated.astype(dtype_of(arithmetic)).astype(array.dtype))
@@ -184,7 +187,7 @@ def _quantized(array: Array, axis: int | None) -> Array:
 
 
 def _quantizing(source: str, target: str, own: int) -> list[Any]:
-    """Return nodes that quantize a tensor by its largest magnitude, using only operators from every opset."""
+    """Return nodes that quantize a tensor by its largest magnitude. The operators exist in every opset."""
     from onnx import helper
 
     def constant(name: str, value: float) -> Any:

@@ -7,7 +7,10 @@ from typing import Any
 
 
 def inline_functions(model: Any) -> Any:
-    """Inline a model's functions in a copy. Copies attribute defaults into calls, because onnx's inliner drops them."""
+    """Return a copy of a model with its functions inlined.
+
+    Attribute defaults are first copied into the calls, because onnx's inliner drops them.
+    """
     from onnx import ModelProto, inliner
 
     copy = ModelProto()

@@ -1,7 +1,7 @@
 """Convert tensors to and from ONNX Runtime's OrtValue, for every dtype that ONNX Runtime supports.
 
-numpy lacks bfloat16, float8 and sub-byte dtypes. ONNX Runtime's Python API cannot return these, and does
-not accept strings. So hil passes their bytes as they are in memory.
+numpy lacks bfloat16, float8 and sub-byte dtypes. ONNX Runtime's Python API cannot return such tensors, and does not
+accept strings. So hil passes the bytes of these tensors as they are in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPE_STRINGS = {
 
 
 def dtype_of_type(text: str) -> str | None:
-    """Return the dtype for an ONNX Runtime type such as ``tensor(float)``; None for other types than dense tensors."""
+    """Return the dtype for an ONNX Runtime type such as ``tensor(float)``; None if the type is not a dense tensor."""
     if not (text.startswith("tensor(") and text.endswith(")")):
         return None
     inner = text[len("tensor(") : -1]
@@ -57,7 +57,7 @@ def spec_of_node(node: Any) -> TensorSpec | None:
 
 
 def plain_options() -> Any:
-    """Return SessionOptions without the optimizer, which changes the results of some models."""
+    """Return SessionOptions with the optimizer disabled, because it changes the results of some models."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

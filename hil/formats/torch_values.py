@@ -27,7 +27,7 @@ def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
     if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.dtype.itemsize:
         raise UsageError(f"PyTorch does not support {name} tensors")
     stored = array.transpose(order) if order else array
-    # Convert through bytes: numpy has no names for bfloat16 and float8 that PyTorch accepts.
+    # Convert through bytes: PyTorch does not accept numpy arrays of bfloat16 or float8.
     flat = np.array(stored, order="C").reshape(-1).view(np.uint8)
     tensor = torch.from_numpy(flat).view(dtype).reshape(stored.shape)
     return tensor.permute(_inverse(order)) if order else tensor

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
 
-# Increase this number if the library's functions or their results change.
+# Version of the library's interface. Increase this number if the library's functions or their results change.
 ABI = 1
 LIBRARY = "program.so"
 # File with the initial values of all variables, concatenated, in the library's directory. The name includes the library
@@ -27,7 +27,10 @@ def values_name(library: str) -> str:
 
 
 def values_beside(library: Path) -> Path | None:
-    """Return the initial values file for a library: the library's file, or the shared file in its directory."""
+    """Return the file with the initial values for a library.
+
+    This is the file with the library's name, or the shared file in the library's directory.
+    """
     for name in (values_name(library.name), VALUES):
         if os.path.isfile(values := library.with_name(name)):  # noqa: PTH113 (a name may be too long for a path)
             return values
@@ -61,7 +64,7 @@ class LibrarySignature:
         return tuple(argument.spec for argument in self.arguments if variables or not argument.variable)
 
     def values(self, data: bytes) -> dict[str, Array]:
-        """Parse the initial values file.
+        """Parse the content of the file with the initial values: variable name -> value.
 
         Raises:
             ValueError: the size does not match the variables.
@@ -94,8 +97,8 @@ def write_signature(signature: LibrarySignature) -> str:
     return json.dumps({"abi": ABI, **asdict(signature)})
 
 
-# Prefix of the text in a library's file. hil searches for it without loading the library, which may be for another
-# architecture.
+# Prefix of the signature text in a library's file. hil searches the file for this prefix and does not load the library,
+# which may be for another architecture.
 _BEGINNING = write_signature(LibrarySignature("", (), ())).partition(str(ABI))[0].encode()
 
 
