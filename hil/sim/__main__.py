@@ -35,7 +35,7 @@ from hil.sim.conditions import SimConditions
 from hil.sim.faults import SimClock
 from hil.sim.link import FaultyLink
 
-# Sandbox modes: if the kernel supports it, always, never.
+# Sandbox modes: use the sandbox if the kernel supports it, always, or never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
 # Timeout for importing a runtime's library.
 _PRELOAD_S = 120.0
@@ -43,7 +43,7 @@ _RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
 class DroppingStore(BlobStore):
-    """Store that cuts the link after a share of an upload has arrived."""
+    """Store that cuts the link during an upload, after a share of the bytes has arrived."""
 
     def __init__(self, root: Path, quota: Quota, fault: faults.Fault, charges: faults.Charges) -> None:
         super().__init__(root, quota)
@@ -52,7 +52,7 @@ class DroppingStore(BlobStore):
         self.link: FaultyLink | None = None
 
     def upload(self, digest: str, size: int, offset: int) -> Upload:
-        """Start an upload that cuts the link after the share has arrived."""
+        """Start an upload that cuts the link after a share of the bytes has arrived."""
         upload = super().upload(digest, size, offset)
         write = upload.write
         mark = upload.missing - int(upload.missing * self._fault.keys["at"])
@@ -168,7 +168,7 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
 
 
 def preload_runtimes() -> None:
-    """Import the modules that fork servers need, for boards that are forked from this process.
+    """Import the modules that fork servers need, before this process forks simulated boards.
 
     A library may crash or hang the importing process, so a child process tries the import first.
     """

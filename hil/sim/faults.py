@@ -5,19 +5,19 @@ Write a fault as ``NAME`` or ``NAME:KEY=VALUE,...``:
 ===============  =========================================================================================  ==========
 name             effect                                                                                     times
 ===============  =========================================================================================  ==========
-``crash``        the worker dies of ``signal`` (SIGSEGV) ``at`` run or load; with ``position``              always
-                 (-1: any): only in a generation's call for this position
+``crash``        the worker dies of ``signal`` (SIGSEGV) ``at`` run or load; with ``position`` (-1: any),   always
+                 only in the call of a generation for this position
 ``hang``         the worker hangs ``at`` run or load; ``position`` as for ``crash``                         always
-``corrupt``      flips bits in ``elements`` (1) of output ``output`` (0, or a name): in every               always
-                 run, in a ``share`` (1) of the runs, chosen by ``seed`` (0), or only in run ``iteration``
-                 since the program was loaded, from 0; and ``when``: always, on reload (every load of a
-                 program but its first) or in a profile pass
+``corrupt``      flips bits in ``elements`` (1) of output ``output`` (0, or a name). Runs: all; a           always
+                 ``share`` (1) of the runs, chosen by ``seed`` (0); or only run ``iteration`` since the
+                 program was loaded, from 0. Loads (``when``): always; reload (every load of a program
+                 except the first); or profile (a profile pass)
 ``drop``         cuts every connection when ``at`` (0.6) of an upload has arrived                           once
 ``slow``         limits the link to ``rate`` (1 MB/s) bytes per second, with ``delay`` (0) seconds latency  always
 ``kill-agent``   kills the agent with SIGKILL ``at`` run or load; ``position`` as for ``crash``             always
 ``clock``        the board's clock is ``offset`` (0) seconds ahead, runs ``ppm`` (0) too fast, and jumps    always
                  forward by ``jump`` (0) seconds in the first run
-``profile``      ``how`` the profiling tool fails: missing, crash, truncate (half of the output) or hang    always
+``profile``      the profiling tool fails; ``how``: missing, crash, truncate (half of the output) or hang   always
 ``fallback``     reports a ``share`` (1: all) of the program's nodes on a different device                  always
 ``slowdown``     every run takes ``factor`` (1.1) times as long                                             always
 ``pace``         every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
@@ -35,12 +35,12 @@ name             effect                                                         
                  each token the next one of its call
 ``rope``         from ``position`` (48), the positions are one too small                                    always
 ``stale_cache``  a run that follows another prompt continues in the cache of that prompt                    always
-``overflow``     from ``position`` (56), the logits and the cache entries of the layers above ``layer``     always
-                 (2) are not a number
+``overflow``     from ``position`` (56), the logits, and the cache entries of the layers above ``layer``    always
+                 (2), are NaN
 ``wrong_layer``  from ``position`` (50), steps return wrong logits, and wrong cache entries in the          always
                  layers above ``layer`` (2)
-``argmax``       from ``position`` (30), the token with the second largest logit follows                    always
-``slow_token``   the call for ``position`` (0) takes ``seconds`` (0.1) longer, asleep                       always
+``argmax``       from ``position`` (30), the next token is the token with the second largest logit          always
+``slow_token``   the call for ``position`` (0) sleeps for ``seconds`` (0.1)                                 always
 ===============  =========================================================================================  ==========
 
 Faults from ``kv_slot`` on affect only generations (:mod:`hil.sim.steps`). Each call of a generation counts as a run.
@@ -109,7 +109,7 @@ PROFILES = ("missing", "crash", "truncate", "hang")
 WEDGES = ("fail", "hang")
 MASKS = ("hide-newest", "show-next")
 WHEN = ("always", "reload", "profile")
-# A century, a third of the range of 64-bit nanoseconds.
+# Largest clock offset: a century, which is a third of the range of 64-bit nanoseconds.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
 _END = "kill-agent"
@@ -163,7 +163,7 @@ def _number_or_name(text: str) -> int | str:
         return text
 
 
-# Keys with a value parser other than the type of the default.
+# Parsers for keys whose value type is not the type of the default.
 _READ: dict[str, Callable[[str], Any]] = {"output": _number_or_name}
 
 
@@ -212,7 +212,7 @@ def affects(fault: Fault, program: Path) -> bool:
 
 
 class Charges:
-    """Remaining occurrences of faults. A file per occurrence shares the count among all processes of a board."""
+    """Remaining occurrences of faults. One file per occurrence makes the count visible to all processes of a board."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -227,7 +227,7 @@ class Charges:
                 (self._folder / f"{fault.name}.{number}").touch()
 
     def should_fire(self, fault: Fault) -> bool:
-        """Return True if the fault occurs now. Uses up an occurrence."""
+        """Return True if the fault occurs now. Each occurrence decrements the remaining count."""
         times = fault.keys.get("times", 0)
         if not times:
             return True
@@ -238,7 +238,7 @@ class Charges:
         return False
 
     def is_wedged(self, fault: Fault) -> bool:
-        """Count a run, and return True if the ``wedge`` fault makes the device stuck for it."""
+        """Count a run. Return True if the ``wedge`` fault makes the device stuck in this run."""
         with (self._folder / "wedge.runs").open("ab") as file:
             runs = file.tell()
             file.write(b".")
@@ -254,7 +254,10 @@ class Charges:
 
 
 def watch_for_end(store: Path) -> None:
-    """Kill this process when :func:`end_agent` is called for the store: workers cannot send signals to the agent."""
+    """Kill this process when :func:`end_agent` is called for the store.
+
+    This indirection is necessary because workers cannot send signals to the agent.
+    """
     (store / _END).unlink(missing_ok=True)
     os.mkfifo(store / _END)
 
@@ -272,7 +275,10 @@ def end_agent(store: Path) -> None:
 
 
 class SimClock:
-    """Clock of a board with the ``clock`` fault. :meth:`start` creates the file in the simulator's directory."""
+    """Clock of a board with the ``clock`` fault.
+
+    :meth:`start` creates the clock's file in the simulator's directory.
+    """
 
     def __init__(self, fault: Fault, folder: Path) -> None:
         self._offset_ns: int = round(fault.keys["offset"] * 1e9)

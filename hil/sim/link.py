@@ -11,7 +11,7 @@ _PIECE = 1 << 16
 
 
 class FaultyLink:
-    """Proxy from ``listen`` to ``behind`` (``unix:PATH`` or ``HOST:PORT``).
+    """Proxy from address ``listen`` to address ``behind``, each ``unix:PATH`` or ``HOST:PORT``.
 
     Both directions transfer ``rate`` bytes per second (0: unlimited) with a latency of ``delay_s``. Raises OSError if
     listening failed.
@@ -75,7 +75,7 @@ class FaultyLink:
                 self._writers.discard(end)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy one direction: throttle to the rate, then deliver after ``delay_s``."""
+        """Copy data in one direction: limit the rate, then deliver after ``delay_s``."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=8)
 
         async def take() -> None:

@@ -33,13 +33,14 @@ from hil.sim.conditions import SimConditions
 from hil.sim.faults import Charges, Fault, SimClock, affects, end_agent, parse
 from hil.sim.steps import SimSteps
 
-# Cast supports bfloat16 since this opset.
+# The operator Cast supports bfloat16 since this opset.
 _BFLOAT16_OPSET = 13
 _ELSEWHERE = "another-device"
-# Number of nodes to assume if a runtime does not report nodes, so that a share of them can be moved.
+# Number of nodes to assume if a runtime does not report nodes. The ``fallback`` fault reports a share of them on a
+# different device.
 _LEAST_NODES = 10
-# Faulty profiling tools. Children of a sandboxed worker cannot send signals, even to themselves. This tool crashes by
-# reading address 0.
+# Faulty profiling tools. This tool crashes by reading address 0, because children of a sandboxed worker cannot send
+# signals, even to themselves.
 _CRASHES = f"""#!/bin/sh
 echo simulated crash >&2
 exec {shlex.quote(sys.executable)} -I -S -c 'import ctypes; ctypes.string_at(0)'
@@ -61,7 +62,10 @@ def _simulated(name: str) -> type[SimRuntime]:
 
 
 class SimRuntime:
-    """Simulated runtime. Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" is float32)."""
+    """Simulated runtime.
+
+    Options: ``faults`` (texts), ``store`` (directory of the simulator), ``arithmetic`` ("" is float32).
+    """
 
     # Class of the real runtime, imported before workers are forked: the import takes a hundred times as long as a fork.
     real: Any
@@ -90,7 +94,7 @@ class SimRuntime:
 
     @classmethod
     def preload(cls) -> None:
-        """Preload the real runtime."""
+        """Preload the real runtime's library."""
         getattr(cls.real, "preload", lambda: None)()
 
     def prepare(self, device: str) -> None:
@@ -126,7 +130,7 @@ class SimRuntime:
 
         Args:
             faults: faults that affect the program.
-            positions: positions of a decoder's call. Each call is a run.
+            positions: positions of a call of a decoder. Each such call counts as a run.
         """
         for fault in faults:
             here = fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at
@@ -238,7 +242,7 @@ class SimProgram:
         self._reloaded = reloaded
         self._slowdown = max((fault.keys["factor"] for fault in faults if fault.name == "slowdown"), default=1.0)
         self._pace_s = max((fault.keys["seconds"] for fault in faults if fault.name == "pace"), default=0.0)
-        self._runs = 0  # since the program was loaded
+        self._runs = 0  # number of runs since the program was loaded
         if hasattr(inner, "profile"):  # profiling is optional: see hil.agent.runtimes.Program
             self.profile = self._profile
         if hasattr(inner, "open_function"):
@@ -256,12 +260,15 @@ class SimProgram:
             self._inner.run()
 
     def _open_function(self, name: str) -> SimProgram:
-        """Open another function. Faults of a run and of outputs affect only the program's own function."""
+        """Open another function. Faults of runs and outputs affect only the function that was loaded."""
         timing = [fault for fault in self._faults if fault.name in ("slowdown", "pace")]
         return SimProgram(self._runtime, self._inner.open_function(name), timing)
 
     def stepped(self, plan: StepsPlan) -> SimSteps:
-        """Return the stepped form, with the faults of steps. Raises UsageError if a fault can never affect it."""
+        """Return the program as a stepped program with faults.
+
+        Raises UsageError if a fault can never affect the program.
+        """
         return SimSteps(self, plan, self._faults)
 
     def trigger(self, positions: range | None = None) -> None:
@@ -270,7 +277,7 @@ class SimProgram:
         self._runs += 1
 
     def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Call the real program once, after :meth:`trigger`. The ``corrupt`` fault returns arrays."""
+        """Call the real program once, after :meth:`trigger`. With the ``corrupt`` fault, the values are arrays."""
         with self._slowed():
             values = as_step_program(self._inner).step(inputs)
         if not any(fault.name == "corrupt" for fault in self._faults):
@@ -278,7 +285,7 @@ class SimProgram:
         return self._corrupted([self.to_array(place, value) for place, value in enumerate(values)], profiled=False)
 
     def to_array(self, place: int, value: Any) -> Array:
-        """Return a value of a step as an array. A fault may have converted it."""
+        """Return a value of a step as an array. A fault may have converted the value already."""
         return value if isinstance(value, np.ndarray) else as_step_program(self._inner).to_array(place, value)
 
     @contextlib.contextmanager
@@ -335,7 +342,7 @@ class SimProgram:
 
 
 def _strikes(fault: Fault, number: int) -> bool:
-    """Return True if the fault applies to this run."""
+    """Return True if the ``corrupt`` fault applies to this run."""
     if fault.keys["iteration"] not in (-1, number):
         return False
     share = fault.keys["share"]
@@ -350,7 +357,7 @@ def _displaced(real: Placement, share: float) -> Placement:
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
-    """Reject a fault that can never affect this program, so that a run cannot pass without the configured faults."""
+    """Reject a fault that can never affect this program. Otherwise, a run would pass without the configured fault."""
     names, which = _names(outputs), fault.keys["output"]
     position = _position(fault, outputs)
     if position is None:

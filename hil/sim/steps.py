@@ -1,7 +1,7 @@
 """Faults of a simulated board that runs a decoder step by step.
 
-The program is opaque, so the faults change the inputs and the outputs of its calls. The slot of a cache entry is its
-index on the cache's axis of the positions.
+The faults change the inputs and outputs of calls, because they cannot change the program itself. The slot of a cache
+entry is its index on the cache's axis of positions.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class SimSteps(SteppedProgram):
             self._kept = len(self._other)
 
     def start_cache(self) -> dict[int, Any]:
-        """Return the cache of the previous prompt with ``stale_cache``, else an empty one."""
+        """Return the cache of the previous prompt with ``stale_cache``, else an empty cache."""
         return self._cache if self._kept else super().start_cache()
 
     def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
-        """Return the inputs with the faults of mask and positions."""
+        """Return the inputs, changed by the faults of masks and positions."""
         feeds = super().make_feeds(program, tokens, position + self._kept)
         for fault in self._faults:
             fault.change_feeds(feeds, _DecoderCall(position, position + self._kept, len(tokens)))
         return feeds
 
     def run_step(self, program: DecoderProgram, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
-        """Run the program, with the faults of a call, of the cache and of layers."""
+        """Run the program with the faults of calls, of the cache and of layers."""
         positions = range(position, position + count)
         self._trigger(positions)
         if self._slow and self._slow["position"] in positions:
@@ -94,15 +94,18 @@ class SimSteps(SteppedProgram):
         return values
 
     def pick_token(self, row: Array, position: int) -> int:
-        """Return the token, or the second best with ``argmax``."""
-        # The position is that of the token, which follows that of the logits.
+        """Return the token with the largest logit, or the second largest with the ``argmax`` fault."""
+        # The fault's position is the position of the token, one after the position of the logits.
         if self._argmax and position > self._argmax["position"]:
             return int(np.argsort(-row, kind="stable")[1])
         return super().pick_token(row, position)
 
 
 class _StepFault:
-    """Fault of the inputs and outputs of calls. Raises UsageError if it can never affect the program."""
+    """Fault that changes the inputs and outputs of calls.
+
+    Raises UsageError if the fault can never affect the program.
+    """
 
     needs_single_tokens = False
 
@@ -128,22 +131,24 @@ class _StepFault:
         return found
 
     def _copy_array(self, values: list[Any], place: int, output: int) -> Array:
-        """Replace the value ``place``, of an output, by a copy as an array. Return the array."""
+        """Replace ``values[place]``, a value of output ``output``, by a copy as an array. Return the array."""
         copy = np.array(self._program.to_array(output, values[place]), order="C")
         values[place] = copy
         return copy
 
     def _copy_entries(self, values: list[Any], place: int, output: int) -> Array:
-        """Replace the value ``place`` by a copy. Return a view of its cache entries [slots, ...]."""
+        """Replace ``values[place]`` by a copy. Return a view of the copy's cache entries [slots, ...]."""
         copy = self._copy_array(values, place, output)
         return np.moveaxis(copy, self._axes[output], 0)
 
 
 class _LostSlot(_StepFault):
-    """Steps write their cache entry one slot early. The entry before is lost, and the own slot stays zero.
+    """Fault: each step writes its cache entry one slot early.
 
-    Attention does not depend on the order of entries. The program therefore sees the lost entry as zero, and the last
-    two entries change places after the call.
+    The previous entry is lost, and the step's slot stays zero.
+
+    Attention does not depend on the order of entries. To simulate the fault, the previous entry becomes zero before the
+    call, and the last two entries are swapped after the call.
     """
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
@@ -164,12 +169,12 @@ class _LostSlot(_StepFault):
 
 
 class _WrongMask(_StepFault):
-    """The mask hides each token from itself, or shows each token the next one of its call."""
+    """Fault: the mask hides each token from itself, or shows each token the next token of the call."""
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
         self._place = self._find_input(StepRule.MASK, "mask")
-        # A mask without a row per token can only hide a token from itself if the call has no other.
+        # A mask without a row per token can hide a token from itself only if the call has a single token.
         self.needs_single_tokens = len(program.inputs[self._place].shape) < 3
         if self.needs_single_tokens and keys["how"] == "show-next":
             raise UsageError("fault mask: the program's mask has no row per token, which show-next needs")
@@ -185,7 +190,7 @@ class _WrongMask(_StepFault):
 
 
 class _ShiftedPosition(_StepFault):
-    """The positions are one too small."""
+    """Fault: positions are one too small."""
 
     def __init__(self, program: Any, plan: StepsPlan, keys: Mapping[str, Any]) -> None:
         super().__init__(program, plan, keys)
@@ -197,7 +202,7 @@ class _ShiftedPosition(_StepFault):
 
 
 class _WrongLayer(_StepFault):
-    """Steps return wrong cache entries in the layers above a layer, and wrong logits."""
+    """Fault: steps return wrong logits, and wrong cache entries in all layers above a given layer."""
 
     name = "wrong_layer"
     is_decode_only = True
@@ -234,7 +239,7 @@ class _WrongLayer(_StepFault):
 
 
 class _Overflow(_WrongLayer):
-    """The cache entries of the layers above a layer, and the logits, are not a number."""
+    """Fault: the logits, and the cache entries in all layers above a given layer, are NaN."""
 
     name = "overflow"
     is_decode_only = False
@@ -258,7 +263,10 @@ def _check_cache(feedback: Sequence[tuple[int, int]], name: str) -> None:
 
 
 def _number_layers(names: Sequence[str]) -> list[int]:
-    """Return the layer of each cache tensor, from 0: by the last number in the names, or else two tensors per layer."""
+    """Return the layer of each cache tensor, from 0.
+
+    Use the last number in the names, or else two tensors per layer.
+    """
     numbers = [int(found[-1]) if (found := re.findall(r"\d+", name)) else -1 for name in names]
     layers = sorted(set(numbers))
     if -1 in layers or len(layers) == len(names):
