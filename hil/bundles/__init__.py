@@ -22,7 +22,7 @@ __all__ = ["Bundle", "BundleProgram", "Method", "MethodTestCase", "MethodTestSui
 
 
 def __getattr__(name: str) -> Any:
-    # Import on first use: an agent needs parts of this package, but no bundle until it receives one.
+    # Import on first use: an agent needs parts of this package, but needs bundles only when it receives one.
     if name not in __all__:
         raise AttributeError(f"module 'hil.bundles' has no attribute {name!r}")
     from hil.bundles import bundle

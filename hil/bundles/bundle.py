@@ -24,10 +24,10 @@ from hil.formats.executorch_file import Damaged, read_buffer, read_methods
 
 @dataclass(frozen=True)
 class Bundle:
-    """A program with its methods and test cases. Create with :meth:`create`, read with :meth:`open`."""
+    """Program with its methods and test cases. :meth:`create` builds a bundle; :meth:`open` reads a file."""
 
     program: BundleProgram
-    methods: tuple[Method, ...]  # every known entry point, including those without cases
+    methods: tuple[Method, ...]  # all known entry points, also entry points without cases
     # Creation record, as JSON: model, target, tool versions. Informational only.
     made: Mapping[str, Any]
     head: Head  # header and manifest, from the file if it was opened
@@ -46,14 +46,14 @@ class Bundle:
 
         Args:
             suites: cases by method; a method may have multiple suites or none.
-            signatures: signature of each method. By default, all methods if the program is from a bundle or for
-                ExecuTorch, otherwise the program's function.
+            signatures: signature of each method. By default, a program from a bundle or for ExecuTorch has all its
+                methods; another program has only its function.
             made: creation record, as JSON. Equal bundles have equal bytes, so leave out times.
 
         Raises:
             UsageError: a method does not exist, the signature is known only to a board, no case is given, or a
-                tolerance cannot fail. Also if a case does not match its method: count, name, dtype or shape of a
-                tensor, or a dynamic dimension with two sizes.
+                tolerance cannot fail. Also if a case does not match its method: the count, name, dtype or shape of a
+                tensor differs, or a dynamic dimension has two sizes.
         """
         known = dict(signatures) if signatures is not None else _own_signatures(program)
         by_method: dict[str, list[MethodTestCase]] = {name: [] for name in known}
@@ -84,7 +84,7 @@ class Bundle:
             raise UsageError(
                 f"the bundle has {size} bytes, at most {layout.MAX_FILE_BYTES} are allowed", hint="use fewer cases"
             )
-        # Parse the result like a reader, so that unreadable bundles are rejected now.
+        # Parse the result as a reader does, so that an unreadable bundle is an error here.
         return cls._read(Head(size, text), blobs)
 
     @classmethod
@@ -163,7 +163,7 @@ class Bundle:
         try:
             for name, path in program.files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Never overwrite: two names may be the same file on this file system.
+                # Never overwrite a file: on this file system, two names may refer to the same file.
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(self.program.files[name])
@@ -205,12 +205,12 @@ def _own_signatures(program: Artifact) -> dict[str, Signature]:
             f"only a board can determine the signatures of {program.main}",
             hint="select a board with --board, or pass the signatures",
         )
-    # The file has no tensor names; these are from the model.
+    # The program file has no tensor names, so use the names from the model.
     return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
 
 
 def _of_executorch(main: Path) -> dict[str, Signature]:
-    """Return the methods of a .pte with only tensor inputs and outputs; empty if the file cannot be read."""
+    """Return the methods of a .pte whose inputs and outputs are all tensors. Return {} if the file cannot be read."""
     found = {}
     with contextlib.suppress(Damaged, OSError):
         for name, method in read_methods(read_buffer(main)).items():

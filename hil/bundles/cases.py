@@ -1,4 +1,4 @@
-"""Content of a bundle: a program, its methods and their test cases."""
+"""Types for the content of a bundle: a program, its methods and their test cases."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class MethodTestCase:
     # rtol, atol: ``|a-b| <= atol + rtol*|b|``; None means the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    name: str = ""  # name in reports; "" means its number
+    name: str = ""  # name in reports; "" means the number of the case
     source: str = ""  # source of the expected outputs, with version: ``onnxruntime 1.31.1``
-    # output name -> rounding noise of the expected output, as ``RunResult.noise``, if the verdict depends on it.
+    # output name -> rounding noise of the expected output (see ``RunResult.noise``), if the verdict depends on noise.
     noise: Mapping[str, Array] = field(default_factory=dict)
     accept: tuple[str, ...] = ()  # criteria that replace the tolerance; Python functions are not allowed
     relation: Relation = Relation.INDEPENDENT  # relation of the expected outputs' source to the program
@@ -56,7 +56,10 @@ class MethodTestSuite:
 
 @dataclass(frozen=True)
 class BundledCase:
-    """Validated case of a bundle: like :class:`MethodTestCase`, with every tensor by name, in order."""
+    """Validated case of a bundle.
+
+    Unlike in :class:`MethodTestCase`, all tensors are by name and in the method's order.
+    """
 
     name: str
     inputs: Mapping[str, Array]
@@ -72,7 +75,7 @@ class BundledCase:
 
 @dataclass(frozen=True)
 class BundleProgram:
-    """Files that a runtime loads, and how they were compiled."""
+    """Files that a runtime loads, with the compiler and its flags."""
 
     runtime: str
     main: str  # name of the file that the runtime opens
@@ -93,8 +96,8 @@ class Method:
 def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]) -> None:
     """Check that a loaded program has the inputs that its bundle declares.
 
-    Names are ignored, because compiled programs may have none. Dimensions and types that either side leaves
-    open are ignored as well.
+    The check ignores names, because compiled programs may lack names. The check also ignores dimensions and types that
+    are unknown on one side.
 
     Raises:
         LoadFailed: the inputs differ.
@@ -119,7 +122,7 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]:
-    """Return the methods with the wanted cases, each reduced to them. Without any, return all methods.
+    """Return the methods that have wanted cases, with only these cases. If ``wanted`` is empty, return all methods.
 
     Args:
         wanted: case names, ``METHOD/NAME``, or case numbers within a method if no case has that name.

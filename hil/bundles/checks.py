@@ -15,7 +15,7 @@ from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
 from hil.errors import UsageError, VacuousTolerance
 
-# Python types have no specific dtype. A bare value is allowed for tensors with these dtype name prefixes.
+# A Python number has no dtype. It is accepted for tensors whose dtype name has one of these prefixes.
 _SUITS: dict[type, tuple[str, ...]] = {
     bool: ("bool",),
     int: ("int", "uint"),
@@ -99,10 +99,10 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
 def _tensors(
     where: str, kind: str, specs: Sequence[TensorSpec], given: Values, sizes: dict[str, tuple[int, str]]
 ) -> dict[str, Array]:
-    """Return all inputs or outputs by name. Records in ``sizes`` each symbolic dimension's size and first tensor."""
+    """Return all inputs or outputs by name. Store the size and first tensor of each symbolic dimension in ``sizes``."""
     wanted = ", ".join(map(str, specs)) or "none"
     if isinstance(given, Mapping):
-        names = {spec.name: None for spec in specs}  # for the order
+        names = {spec.name: None for spec in specs}  # a dict keeps the order
         if unknown := [name for name in given if name not in names]:
             raise UsageError(f"{where}: the method has no {kind} {unknown[0]!r}", hint=f"{kind}s: {wanted}")
         if missing := [name for name in names if name not in given]:
@@ -144,7 +144,7 @@ def _array(what: str, spec: TensorSpec, value: Any) -> Array:
         dtype_name(array.dtype)
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
-    except Exception as error:  # ragged list, number out of range, tensor on a GPU: each raises another exception type
+    except Exception as error:  # exception types differ: ragged list, number out of range, tensor on a GPU
         raise UsageError(f"{what} is not an array: {error}", hint="pass a numpy array") from error
     if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.ravel().tolist()):
         raise UsageError(f"{what} contains Python objects other than strings", hint="pass a numpy array")

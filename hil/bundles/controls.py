@@ -15,7 +15,7 @@ _EXPONENTS = (-269, 255)
 
 
 def find_misfit(control: Control, output: Array) -> str:
-    """Return why a control cannot bound an output; "" if the control can."""
+    """Return a reason if a control does not match an output; otherwise ""."""
     what = type_text(dtype_name(output.dtype), output.shape)
     if output.dtype.kind in "OUSc" or not output.size:
         return f"an output of {what} cannot have a control"

@@ -1,4 +1,4 @@
-"""Layout of ``.hilb`` files, and reading of untrusted files.
+"""Define the layout of ``.hilb`` files, and read untrusted files.
 
 ::
 
@@ -9,8 +9,8 @@
     192  the manifest: canonical JSON (sorted keys, no spaces, ASCII), zeros up to the next multiple of 64
     ...  the blobs, in the manifest's order, each followed by zeros up to the next multiple of 64
 
-Numbers are little-endian. Blobs have no offsets: each starts after the previous blob, so blobs cannot overlap or
-exceed the file. A check covers every byte. Equal content gives equal bytes.
+Numbers are little-endian. The file stores no offsets: each blob starts after the previous blob. So blobs cannot overlap
+or exceed the file. Readers check every byte. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _BROKEN = "copy the file from its source, or create it: hil bundle create"
 
 
 class CaseBlobs(dict[str, memoryview]):
-    """Blobs by digest, with a limit on the total bytes in cases. A small file may reference a blob in many cases."""
+    """Blobs by digest, with a limit on the total size of all cases.
+
+    The limit is necessary because a small file may refer to the same blob in many cases.
+    """
 
     def __init__(self, blobs: Mapping[str, memoryview], file_bytes: int) -> None:
         super().__init__(blobs)
@@ -110,7 +113,7 @@ def canonical_json(document: Any) -> bytes:
 
 @contextlib.contextmanager
 def open_reader(path: Path) -> Iterator[FileReader]:
-    """Open a bundle's file. Also convert errors of reading in the block.
+    """Open a bundle's file. Read errors inside the context also become UsageError.
 
     Raises:
         UsageError: the file is missing, unreadable, empty, or exceeds the size limit.
@@ -119,7 +122,7 @@ def open_reader(path: Path) -> Iterator[FileReader]:
         with FileReader(path) as reader:
             if not reader.size:
                 raise UsageError(f"{path} is not a bundle: the file is empty", hint=_BROKEN)
-            # All blobs are read into memory.
+            # Limit the size, because all blobs are read into memory.
             if reader.size > (most := min(MAX_FILE_BYTES, MAX_MODEL_BYTES)):
                 raise UsageError(f"{path} has {reader.size} bytes, at most {most} are allowed")
             yield reader

@@ -1,4 +1,4 @@
-"""Convert a bundle's content to and from a manifest (JSON that describes blobs) and blobs. Input is untrusted."""
+"""Convert between a bundle's content and its file parts: a JSON manifest and the blobs. Files are untrusted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def file_name(text: str, where: str) -> str:
         UsageError: the name is invalid, or refers outside the directory.
     """
     path = PurePosixPath(name_of(text, where))
-    if len(text.encode()) > MAX_NAME:  # file systems count bytes
+    if len(text.encode()) > MAX_NAME:  # file systems limit bytes, not characters
         raise refused(where, f"exceeds {MAX_NAME} bytes, the limit for file names")
     if path.is_absolute() or str(path) != text or ".." in path.parts or "\\" in text or ":" in text or text == ".":
         raise refused(where, f"is {text[:80]!r}, which is not a path inside the program's directory")
@@ -106,7 +106,7 @@ def tensor_of(value: Any, blobs: CaseBlobs, where: str) -> tuple[str, Array]:
         array = from_bytes(data, dtype, shape)
     except UsageError as error:
         raise refused(where, f"does not match its description: {error.message}") from error
-    # An invalid bool byte would be undefined behaviour in code that uses it.
+    # A bool byte other than 0 and 1 would be undefined behaviour in compiled code.
     if dtype == "bool" and array.size and array.view("uint8").max() > 1:
         raise refused(where, "contains invalid bool bytes")
     return name_of(name, where), array
@@ -120,7 +120,7 @@ def blob_of(digest: str, blobs: Mapping[str, memoryview], where: str) -> memoryv
 
 
 def check_made(value: Any, where: str = "made", depth: int = 0) -> None:
-    """Check that a creation record can be displayed: valid Unicode with limited depth. Raises UsageError."""
+    """Check that a creation record is displayable: valid Unicode, limited depth. Raises UsageError otherwise."""
     if depth > MAX_DEPTH:
         raise refused(where[:MAX_NAME], "exceeds the nesting limit")
     if isinstance(value, str):
@@ -154,7 +154,7 @@ def _elements(sizes: Sequence[Any], rank: int, where: str) -> int:
         raise refused(f"{where}.shape", f"has {rank} entries, at most {MAX_RANK} are allowed")
     if not all(map(_is_size, sizes)):
         raise refused(f"{where}.shape", "has an invalid dimension")
-    # Skip zeros: numpy multiplies strides even for tensors without elements.
+    # Skip zeros: numpy also computes strides for tensors without elements, and the product must not overflow.
     if math.prod(dim for dim in sizes if dim) > MAX_ELEMENTS:
         raise refused(f"{where}.shape", "exceeds the element limit")
     return math.prod(sizes)
@@ -297,7 +297,7 @@ def from_document(
     # Reject unused blobs, because a change in such a blob would not be noticed.
     if set(blobs) - set(digests.values()) - set(tensors):
         raise refused("blobs", "contains an unused blob")
-    if not _WORD.fullmatch(runtime):  # boards receive the runtime's name first
+    if not _WORD.fullmatch(runtime):  # check early, because boards receive the runtime's name first
         raise refused("program.runtime", "is not a valid runtime name")
     content = BundleProgram(
         runtime,

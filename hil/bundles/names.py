@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-# Ranges of characters that are invisible or change how others are displayed: controls, formats (including text
-# direction), spaces except " ", surrogates, private use. Listed here because Python's character data depends on its
-# version.
+# Ranges of characters that are invisible or change the display of other characters: controls, formats (including text
+# direction), spaces except " ", surrogates, private use. The list is explicit because Python's character data depends
+# on the Python version.
 HIDDEN = (
     *((0x00, 0x1F), (0x7F, 0xA0), (0xAD, 0xAD), (0x600, 0x605), (0x61C, 0x61C), (0x6DD, 0x6DD), (0x70F, 0x70F)),
     *((0x890, 0x891), (0x8E2, 0x8E2), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x202F)),
@@ -34,7 +34,7 @@ def _is_hidden(code: int) -> bool:
 def go_together(names: Iterable[str]) -> bool:
     """Return True if files with these names can coexist in a directory, even on case-insensitive file systems.
 
-    Only ASCII case is considered; extraction never overwrites a file in any case.
+    Only the case of ASCII letters is ignored. For other letters, extraction fails instead of overwriting a file.
     """
     folded = ["".join(char.lower() if char.isascii() else char for char in name) for name in names]
     folders = {str(parent) for name in folded for parent in PurePosixPath(name).parents}

@@ -1,9 +1,8 @@
 """Sign and verify bundles with ed25519 keys in OpenSSH's or OpenSSL's format.
 
-The signature covers the manifest's bytes after a prefix specific to hil, so that signatures for other
-purposes do not match. The manifest contains the digests of all other parts: program files, inputs, expected
-outputs. hil sends a signed bundle's program to a board with an extra file that proves the others
-(:func:`sealed`).
+The signature covers a prefix specific to hil, followed by the manifest. The prefix prevents the reuse of signatures for
+other purposes. The manifest contains the digests of all other parts: program files, inputs, expected outputs. With the
+program of a signed bundle, hil sends the board an additional file that authenticates the other files (:func:`sealed`).
 
 The package `cryptography` is imported on first use. A board needs it only to check signatures.
 """
@@ -27,8 +26,8 @@ from hil.errors import UsageError
 _CONTEXT = b"hil bundle manifest 1\0"
 _KIND = b"ssh-ed25519"
 _MAKE = "create with: ssh-keygen -t ed25519 -N '' -f signing_key"
-# Program file with the bundle's header and manifest. No other file can have this name: manifests reject names with a
-# colon.
+# Name of the program file with the bundle's header and manifest. No other file can have this name, because manifests
+# reject names with a colon.
 SEAL = "hil:bundle"
 
 
@@ -56,8 +55,8 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     """Verify a bundle's signature, and return the signing key's fingerprint.
 
     Args:
-        trusted: accepted public keys (:func:`public_keys`). None accepts any key; the check then proves only
-            that the file was not changed after signing.
+        trusted: accepted public keys (:func:`public_keys`). With None, any key is accepted. The check then proves only
+            that nobody changed the file after signing.
 
     Raises:
         UsageError: the bundle is unsigned, the key is not trusted, the signature is wrong, or `cryptography` is
@@ -109,7 +108,7 @@ def _raw(path: Path, line: int, load: Any, data: bytes) -> bytes:
 
     try:
         key = load(data)
-    except Exception as error:  # ValueError, UnsupportedAlgorithm and more
+    except Exception as error:  # exception types differ: ValueError, UnsupportedAlgorithm and more
         raise UsageError(f"{path}:{line}: invalid public key: {error}", hint=_MAKE) from error
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{path}:{line} is not an ed25519 key", hint=_MAKE)
@@ -155,7 +154,7 @@ def _cryptography() -> Any:
 
 
 def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
-    """Add the bundle's header and manifest, as one extra file, to the program of a signed bundle.
+    """Add one file to the program of a signed bundle: the bundle's header and manifest.
 
     Return the program of an unsigned bundle unchanged.
     """
