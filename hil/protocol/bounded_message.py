@@ -1,4 +1,7 @@
-"""Parse untrusted protobuf messages with a limit on the number of fields, because fields multiply the memory use."""
+"""Parse untrusted protobuf messages with a limit on the number of fields.
+
+A parsed field needs many times the memory of its bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ M = TypeVar("M", bound=Message)
 # Maximum number of fields, including nested messages. An empty nested message takes two bytes, and 90 bytes in memory.
 # A program's outputs, 10,000 tensors of 32 dimensions, stay below the limit; a packed array counts as one field.
 MAX_FIELDS = 800_000
-# A farm submission has up to 100,000 jobs.
+# Limit for messages to a farm: a submission has up to 100,000 jobs.
 MAX_FARM_FIELDS = 2_000_000
 # Smaller messages take little memory in any case and are not checked.
 _SMALL_BYTES = 256 << 10
@@ -35,7 +38,7 @@ def parse_message(kind: type[M], data: bytes, most: int = MAX_FIELDS) -> M:
 
 
 def _has_more_fields(data: bytes, descriptor: Any, most: int) -> bool:
-    """Return True if a message has more than ``most`` fields. In a truncated message, fields before the end count.
+    """Return True if a message has more than ``most`` fields. A truncated message counts up to its end.
 
     Source: https://protobuf.dev/programming-guides/encoding/
     """

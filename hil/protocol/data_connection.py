@@ -1,6 +1,6 @@
 """Frames of data connections: calls over a second Unix socket of the agent, without gRPC.
 
-gRPC costs a small call several thread switches, large data several copies, and a command 50 ms for imports and set-up.
+gRPC needs several thread switches for a small call, several copies for large data, and 50 ms for imports and set-up.
 docs/internals/data-connections.md describes the frames and their order.
 """
 
@@ -71,7 +71,7 @@ def data_path(address: str) -> str:
 
 
 def may_go_on(method: str) -> bool:
-    """Return True if a connection may carry a further call after a successful call of this method.
+    """Return True if a connection may serve another call after a successful call of this method.
 
     False for Hold, because requests are read concurrently with responses.
     """
@@ -92,7 +92,7 @@ class Frames:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._deadline: float | None = None
-        # Close a client's socket with the last reference: several threads may use the call.
+        # Close a client's socket when the last reference is gone, because several threads may use the call.
         weakref.finalize(self, connected.close)
         self._read = memoryview(bytearray(_READ))
         self._at = self._end = 0
@@ -111,16 +111,19 @@ class Frames:
             raise ConnectionBroken(str(error)) from error
 
     def within(self, seconds: float | None) -> None:
-        """Set a deadline for all later operations together, so that a slow peer cannot extend the time byte by byte.
+        """Set a common deadline for all later operations, so that a slow peer cannot extend the time byte by byte.
 
-        After the deadline, they raise ConnectionBroken from TimeoutError. None removes the deadline.
+        After the deadline, operations raise ConnectionBroken, caused by TimeoutError. None removes the deadline.
         """
         self._deadline = None if seconds is None else time.monotonic() + seconds
         if seconds is None:
             self._socket.settimeout(None)
 
     def begin(self) -> tuple[int, int] | None:
-        """Wait for the next frame and return the kind and size, or None at the end. Read the content next."""
+        """Wait for the next frame. Return its kind and size, or None at the end of the stream.
+
+        The caller must read the content before the next frame.
+        """
         if (here := self._end - self._at) < HEADER.size:
             self._read[:here] = bytes(self._read[self._at : self._end])
             self._at, self._end = 0, here
@@ -172,7 +175,7 @@ class Frames:
         return not self._polled(_HUNG_UP)
 
     def hang_up(self) -> None:
-        """Shut down the sending side. Data can still be received."""
+        """Shut down the sending direction. The connection can still receive data."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

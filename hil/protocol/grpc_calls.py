@@ -1,4 +1,4 @@
-"""The protocol over gRPC: options of channels and servers, encoding of messages, and errors of failed calls."""
+"""Use the protocol over gRPC: options of channels and servers, encoding of messages, errors of failed calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hil.protocol.wire import KEPT_ERRORS, carries_data, failure
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Keepalive detects a cut link within about 15 s. A link that recovers after 5 s is not lost: TCP retransmits after
+    # Keepalive detects a cut link within about 15 s. A link that recovers after 5 s survives: TCP retransmits after
     # 0.2, 0.6, 1.4, 3 and 6.2 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -34,8 +34,9 @@ CLOSE_S = 2.0
 def close_channel(channel: grpc.Channel) -> None:
     """Cancel all calls of a channel and disconnect it.
 
-    gRPC waits until sent data has left. If the peer no longer reads and a Unix socket is full, gRPC waits forever. The
-    wait therefore runs in a daemon thread. This function waits for the thread for at most :data:`CLOSE_S` seconds.
+    gRPC waits until the peer has received the sent data. If the peer no longer reads from a full Unix socket, gRPC
+    waits forever. So a daemon thread closes the channel, and this function waits for the thread for at most
+    :data:`CLOSE_S` seconds.
     """
     closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
     closing.start()
@@ -49,7 +50,7 @@ _DATA_TAG = b"\x12"
 def encode(message: Any) -> bytes:
     """Encode a message. A memoryview is the payload of a `data` message.
 
-    Protobuf would write the same bytes, but copies the payload twice more: 512 KiB take 950 us instead of 15.
+    Protobuf would write the same bytes with two more copies of the payload: 512 KiB take 950 us instead of 15 us.
     """
     if isinstance(message, memoryview):
         return b"".join((_data_header(message.nbytes), message))
@@ -59,7 +60,7 @@ def encode(message: Any) -> bytes:
 def data_of(raw: bytes) -> memoryview | None:
     """Return the payload of a `data` message as :func:`encode` writes it, or None for any other message.
 
-    Protobuf copies the payload: 512 KiB take 35 us instead of 2.
+    Protobuf would copy the payload: 512 KiB take 35 us instead of 2 us.
     """
     for size in range(2, 7) if raw.startswith(_DATA_TAG) else ():
         header = _data_header(max(len(raw) - size, 0))
@@ -94,7 +95,7 @@ def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Calla
     return call
 
 
-# The first class that matches counts. All other errors are INTERNAL.
+# Error class -> gRPC status. The first matching class applies. All other errors are INTERNAL.
 _STATUS = (
     (errors.UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.BoardRefused, grpc.StatusCode.UNAUTHENTICATED),

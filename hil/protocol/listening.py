@@ -1,4 +1,4 @@
-"""Listening addresses of servers, and the protection that they require."""
+"""Check and use listening addresses of servers, and the protection that addresses require."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.core.files import read_file
 from hil.errors import UsageError
 
 _LAST_PORT = (1 << 16) - 1
-# Each connection takes a file descriptor. Many connections must not block new clients.
+# File descriptors that a server needs. Each connection takes one, and many connections must not block new clients.
 _FILES = 65_536
 # Time to wait for a server that listens but does not accept.
 _BUSY_S = 1.0
@@ -25,11 +25,11 @@ HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 
 
 def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None:
-    """Reject invalid addresses, and addresses that other machines can reach if the server is not protected.
+    """Reject an invalid address. Without protection, also reject an address that other machines can reach.
 
     Args:
         listen: ``unix:PATH`` or ``HOST:PORT``.
-        protected: whether the server may be reachable from other machines.
+        protected: True if the server has the protection that access from other machines requires.
         needs: required protection, for the message.
         hint: hint of the error.
 
@@ -114,7 +114,7 @@ def grpc_address(address: str) -> str:
 
 
 def take_descriptors() -> None:
-    """Raise this process's file descriptor limit as far as a server needs and the system allows."""
+    """Raise this process's limit of file descriptors to the number that a server needs, if the system allows it."""
     import resource  # missing on Windows, where hil is only a client
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -161,7 +161,7 @@ def is_served(path: str) -> bool:
 
 
 def refuse_if_taken(listen: str) -> None:
-    """Check that a port can be bound. gRPC reports a failure only in the log on stderr.
+    """Check that a port is free. gRPC itself reports a failure only in the log on stderr.
 
     Raises:
         UsageError: the port is in use or not permitted, or the host is a different machine.
@@ -183,7 +183,7 @@ def refuse_if_taken(listen: str) -> None:
 
 @contextlib.contextmanager
 def private_socket(path: Path) -> Iterator[None]:
-    """Make a Unix socket that is created at ``path`` inside the context accessible only to this user.
+    """Restrict a Unix socket to this user. The socket must be created at ``path`` inside the context.
 
     A stale socket of a killed server is removed first. The umask changes for the whole process.
 
@@ -229,7 +229,7 @@ def listen_on(
             if kind != "unix" and cert and key:
                 pairs = [(read_file(key), read_file(cert))]
                 authority = read_file(client_ca) if client_ca else None
-                import grpc  # pure clients do not need gRPC
+                import grpc  # imported here, because clients do not need gRPC
 
                 credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
                 port = server.add_secure_port(listen, credentials)

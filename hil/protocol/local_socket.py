@@ -21,7 +21,7 @@ class NotCarried(Exception):
 
 
 class LocalSocket:
-    """Listener that serves each connection in a separate thread until it is closed.
+    """Listener that serves each connection in a separate thread until :meth:`close`.
 
     ``carry`` serves one connection until either side ends it. ``carry`` may raise :class:`NotCarried` or OSError.
     Closing the listener closes all connections and wakes up threads that wait for them. Raises OSError if listening
@@ -38,7 +38,7 @@ class LocalSocket:
         except OSError:
             self._listener.close()
             raise
-        # Use the largest backlog: the kernel rejects connections above it.
+        # Use the largest backlog, because the kernel rejects connections above the backlog.
         self._listener.listen(socket.SOMAXCONN)
         threading.Thread(target=self._accept, daemon=True, name=name).start()
 
@@ -63,7 +63,7 @@ class LocalSocket:
             try:
                 near, _ = self._listener.accept()
             except OSError:
-                # For example, the process has no free file descriptors: clients wait until it has.
+                # For example, the process has no free file descriptors. Clients wait until a descriptor is free.
                 time.sleep(_AGAIN_S)
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Limits of the protocol, and conversion between values and messages."""
+"""Define limits of the protocol, and convert between values and messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PACKAGE = "hil.v1"
 SERVICES = ("Board", "Sessions", "Blobs", "Programs")
 SESSION_KEY = "hil-session"
 
-# Payload of a `data` message that hil sends. It fits into a core's private cache during hashing and copying.
+# Payload size of the `data` messages that hil sends. During hashing and copying, the payload fits into the private
+# cache of a core.
 CHUNK = SMALL
 DATA_MOST = 1 << 20
 INLINE_MAX = 1 << 20
-# hil streams the data of larger tensors after the message. Inline data is copied six more times into newly allocated
-# memory: 192 KiB took 0.7 ms instead of 0.3.
+# Maximum size of inline data. hil streams the data of larger tensors after the message. Inline data is copied six more
+# times into newly allocated memory: 192 KiB took 0.7 ms instead of 0.3 ms.
 INLINE_SENT = 1 << 17
 # Maximum message size: the start of a call, or a response, with small tensors.
 MESSAGE_MAX = 4 << 20

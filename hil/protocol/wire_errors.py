@@ -1,4 +1,4 @@
-"""Typed errors of failed calls: in the trailing metadata, with separate storage for long texts.
+"""Send typed errors of failed calls in the trailing metadata, and store long texts separately.
 
 gRPC aborts a call with more than about 8 KiB of metadata, and the error is lost. Errors are therefore truncated. The
 side that failed stores the full text under a secret name, which it sends only to the client.
@@ -18,7 +18,7 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 ERROR_KEY = "hil-error-bin"
 
-# Limits in bytes of UTF-8. Together they take 5 KiB as Base64; the percent-encoded status text adds 0.6 KiB.
+# Limits of the texts, in bytes of UTF-8. All texts take 5 KiB as Base64. The percent-encoded status text adds 0.6 KiB.
 _MESSAGE_MAX = 1200
 _HINT_MAX = 600
 _DETAIL_MAX = 1900
@@ -152,7 +152,7 @@ def from_bytes(
 
 
 def cut(text: bytes, most: int, *, tail: bool = False) -> str:
-    """Truncate a text to the first or last bytes, at whole characters, with a note."""
+    """Truncate a text to its first or last bytes, without splitting characters, and add a note."""
     if len(text) <= most:
         return text.decode(errors="replace")
     note = f"[cut: {len(text)} bytes in all]"

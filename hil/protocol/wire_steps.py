@@ -1,4 +1,4 @@
-"""Conversion between plans of decoders and messages."""
+"""Convert between plans of decoders (:class:`hil.core.steps.StepsPlan`) and messages."""
 
 from __future__ import annotations
 
