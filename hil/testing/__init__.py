@@ -1,4 +1,4 @@
-"""Testing: traces of modules on several backends, and the pytest plugin.
+"""Compare traces of modules on several backends, and provide the pytest plugin.
 
 Submodules are imported lazily, because pytest loads the plugin from this package in every environment with hil.
 """

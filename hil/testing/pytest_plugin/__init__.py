@@ -3,8 +3,9 @@
 Every pytest run in an environment with hil loads this module, so it imports nothing heavy. The plugin is inactive
 unless the ini setting ``hil_models`` is set.
 
-A fixture runs the stage with that name and all stages before. If a stage fails, the test errors. A test decides itself
-how to handle a mismatch. A conftest can replace any fixture; later stages then use the replacement's value.
+Each fixture runs the stage of the same name, and first all earlier stages. If a stage fails, the test has an error. The
+test decides how to handle a mismatch. A conftest can replace any fixture. Later stages then use the value of the
+replacement.
 """
 
 from __future__ import annotations
@@ -153,13 +154,16 @@ def hil_reference(_hil_run: CaseRun, hil_inputs: Mapping[str, Array]) -> RunResu
 
 @pytest.fixture
 def hil_verdict(_hil_run: CaseRun, hil_result: RunResult, hil_reference: RunResult) -> Verdict:
-    """The result compared with the reference, with statistics of each output. True if all outputs match."""
+    """The verdict on the result compared with the reference, with statistics of each output.
+
+    True if all outputs match.
+    """
     return _hil_run.verdict(hil_result, hil_reference)
 
 
 @pytest.fixture
 def hil_compare(_hil_run: CaseRun, request: pytest.FixtureRequest) -> Callable[..., Verdict]:
-    """A function that compares two results and fails the test with a table if they differ.
+    """A function that compares two results. If they differ, the test fails with a table of the outputs.
 
     ``hil_compare()`` compares the result with the reference like the suite, including expected failures.
     ``hil_compare(hil_result, other, rtol=1e-2)`` compares any two results with a given tolerance. Returns the verdict.

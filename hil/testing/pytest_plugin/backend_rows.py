@@ -1,4 +1,4 @@
-"""Add rows per backend to JUnit XML for tests that compare traces, and report skipped backends."""
+"""For tests that compare traces, add a row for each backend to JUnit XML, and report skipped backends."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class BackendResult(Protocol):
 
     @property
     def backend_id(self) -> str:
-        """The backend's name, with a number if it was requested several times."""
+        """Name of the backend, with a number if the backend was requested several times."""
 
     def lines(self) -> list[str]:
-        """Return the readable problems."""
+        """Return the problems as lines of text."""
 
 
-# Attribute of a test's last report: the rows of backends. xdist transfers JSON values.
+# Attribute of a test's last report with the rows of backends. The rows are JSON values, which xdist can transfer.
 _ROWS = "hil_backends"
 _KEPT = pytest.StashKey[list[dict[str, Any]]]()
 _PASSED: Literal["passed"] = "passed"
@@ -91,7 +91,7 @@ class BackendRows:
                         plugin.pytest_runtest_logreport(part)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report skipped backends, because tests that passed on other backends do not show them."""
+        """Report skipped backends, because the result of a test shows only the other backends."""
         for reason, tests in self._missing.items():
             terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})"))
 
@@ -101,6 +101,6 @@ def _make_reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest
     name = f"{of.nodeid}[{row['id']}]"
     call = pytest.TestReport(name, of.location, {}, row["outcome"], longrepr, "call", duration=row["seconds"])
     for report in (call, pytest.TestReport(name, of.location, {}, _PASSED, None, "teardown")):
-        if hasattr(of, "node"):  # a worker of xdist
+        if hasattr(of, "node"):  # the report is from an xdist worker
             vars(report)["node"] = of.node
         yield report

@@ -1,4 +1,7 @@
-"""Boards of a test process: opened on demand, kept open, and released when other processes wait for them."""
+"""Manage the boards of a test process.
+
+Boards open on demand, stay open, and are released when other processes wait for them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _POLL_S = 0.02
 
 
 class BoardLocks:
-    """Exclusive locks on interchangeable boards.
+    """Exclusive locks on boards that can replace each other.
 
     A lock is a locked file, so it is released when its process ends. A waiting process creates a ticket. Only the
     process with the oldest ticket tries the locks, so no process starves. All processes share ``folder``.
@@ -88,13 +91,16 @@ def _is_running(process: int) -> bool:
     return True
 
 
-# Minimum time before a board is released for others: reconnecting takes about as long as a few cases.
+# Minimum time before a process releases a board for other processes, because reconnecting takes as long as a few cases.
 _TURN_S = 2.0
 _LOOK_S = 0.1
 
 
 class BoardLender:
-    """Boards of a hardware type, and this process's current board. Without locks, no other process uses them."""
+    """Boards of a hardware type, and the board that this process uses now.
+
+    Without locks, no other process uses these boards.
+    """
 
     def __init__(
         self,
@@ -113,7 +119,7 @@ class BoardLender:
         self._runtimes = tuple(runtimes)
         self._locks = locks
         self._faults = tuple(faults)
-        # Order of preference: a lost board comes last.
+        # Boards in order of preference. A lost board moves to the end.
         self._order = list(self.choices)
         self._mutex = threading.RLock()
         self._name = ""
@@ -124,10 +130,10 @@ class BoardLender:
         self._watcher: threading.Thread | None = None
 
     def config_for(self, runtime: str) -> BoardConfig | None:
-        """Return the board config to compile programs of a runtime for.
+        """Return the board config that a runtime's programs are compiled for.
 
-        Returns None if the compile targets of the boards differ, or only the board knows its target. Borrow the board
-        then.
+        Returns None if the compile targets of the boards differ, or if only the board knows its target. The caller must
+        then borrow a board first.
         """
         return self._config if self._known[runtime] else None
 
@@ -136,7 +142,7 @@ class BoardLender:
         """Borrow a board for exclusive use in the context. Nested calls return the same board.
 
         Args:
-            boards: names of the boards to choose from; empty for all. They are ignored in a nested call.
+            boards: names of the boards to choose from; empty for all. Ignored in a nested call.
 
         Raises:
             UsageError: the board does not support this use.
@@ -178,7 +184,7 @@ class BoardLender:
 
     def _take_board(self, boards: Sequence[str] = ()) -> BoardSession:
         order = [name for name in self._order if not boards or name in boards]
-        # The lock may still be held for a board that was lost while borrowed.
+        # If the board was lost while it was borrowed, this process still has its lock.
         if not self._name:
             self._name = self._locks.take(order) if self._locks else order[0]
         try:
@@ -198,7 +204,7 @@ class BoardLender:
         return self._session
 
     def _check_target(self, config: BoardConfig) -> None:
-        """Reject a lent board that needs other programs than the board lent before."""
+        """Reject a board lent by a farm if its programs differ from the programs of the previous board."""
         lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
@@ -232,7 +238,7 @@ class BoardLender:
     def _watch_waiters(self) -> None:
         """Release the board while this process waits for a test or compiles, so that others can use it."""
         while not self._over.wait(_LOOK_S):
-            # The mutex is locked while a board is opened or reconnected: then no board can be released.
+            # While a board is opened or reconnected, the mutex is locked. Then no board can be released.
             if self._mutex.acquire(blocking=False):
                 try:
                     self._release_if_wanted()

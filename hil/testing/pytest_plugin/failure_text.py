@@ -1,4 +1,4 @@
-"""Texts of failed tests, and commands for the next step."""
+"""Format the texts of failed tests, and the commands for the next step."""
 
 from __future__ import annotations
 

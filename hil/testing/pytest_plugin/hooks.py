@@ -1,4 +1,4 @@
-"""Hooks that are active if the ini setting ``hil_models`` is set. They create tests and parametrize user tests."""
+"""Create tests from models and parametrize user tests, if the ini setting ``hil_models`` is set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WEAK = tuple(f"({one.value})" for one in Relation if one is not Relation.INDEPE
 
 
 def begin(config: pytest.Config) -> None:
-    """Validate options and settings, and collect models independent of pytest's working directory.
+    """Validate options and settings, and find the models, independent of pytest's working directory.
 
     Raises:
         pytest.UsageError: invalid option or setting.
@@ -80,7 +80,7 @@ class Hooks:
         return [f"hil: flow {flows} on {boards}", *taken]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report passes that are based on a reference that is not independent."""
+        """Report tests that passed only because of a reference that is not independent."""
         weak = Counter(
             str(decider)
             for reports in terminalreporter.stats.values()
@@ -129,7 +129,7 @@ class Hooks:
         return report
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Report cases that are left out, and expected failures that match no case or have expired."""
+        """Report cases that were left out, and expected failures that have expired or match no case."""
         flows = {target.flow_key: target.flow for target in self._plugin.targets}
         left_out = [f"hil: left out: {line}" for folder in self._plugin.folders for line in folder.left_out]
         remarks = [

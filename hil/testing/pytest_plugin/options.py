@@ -35,7 +35,7 @@ FLOW = "hil_flow"
 OUT = ".hil"
 # Options that define targets.
 _TARGETS = ("hil_flow", "hil_runtime", "hil_runtime_hw_type")
-# pytest's options that affect which tests and settings are found.
+# Options of pytest that determine which tests and settings pytest finds.
 _PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
 
 
@@ -52,7 +52,8 @@ class Option:
     default: Any = None
     choices: tuple[str, ...] | None = None
     repeats: bool = False  # True if the option may be repeated
-    counts: bool = True  # True if it can change a case's result; the command to repeat a case then includes it
+    # True if the option can change a case's result; the command that repeats the case then includes the option.
+    counts: bool = True
 
     @property
     def dest(self) -> str:
@@ -76,7 +77,8 @@ def _to_count(text: str) -> int:
 
 # The dashes of an option in a help text.
 _OPTION = re.compile(r"(?<![\w-])--(?=[a-z])")
-# Case settings that are also available under hil's names, because projects rarely define such options.
+# Case settings that also have the short names of hil's commands, because projects rarely define options with these
+# names.
 _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
@@ -215,7 +217,7 @@ def renamed(text: str) -> str:
 PROFILES = {"profile": "run", "compile_time_profile": "compile"}
 # Errors that pytest raises for a conflicting option, depending on its version.
 CONFLICTS = (ValueError, argparse.ArgumentError)
-# Options with a short name that a different plugin uses.
+# Options whose short name is already used by another plugin.
 TAKEN = pytest.StashKey[list[str]]()
 
 
@@ -393,7 +395,7 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
 
 
 def check_repeats(config: pytest.Config) -> None:
-    """Reject repeated single-value options.
+    """Raise an error if an option with a single value is repeated.
 
     As usual in pytest, the command line overrides `addopts`. For options that define targets, only values from the
     command line count.

@@ -1,7 +1,7 @@
 """Implement --hil-out: write the same reports as `hil suite run`.
 
-A model directory is a suite for each kind of hardware, with separate output directories. If xdist runs tests in several
-processes, pytest's reports carry their records to the process that writes.
+For each kind of hardware, a model directory is a separate suite with its own output directory. If xdist runs tests in
+several processes, pytest's reports transfer the records to the process that writes the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute, renamed
 from hil.testing.pytest_plugin.session import CaseTarget, HilCase, ModelFolder, PluginSession
 
-# Attribute of a test's last report: output directory and record. xdist transfers JSON values.
+# Attribute of a test's last report with the output directory and the record. These are JSON values, which xdist can
+# transfer.
 _RECORD = "hil_record"
 
 
@@ -68,7 +69,7 @@ class Reporting:
             try:
                 self._runs[out].append(make_case_record(record))
             except StorageError as error:
-                # Continue testing without this report.
+                # The directory is not writable: continue the tests without this report.
                 del self._runs[out]
                 self._said.append(str(error))
 
@@ -126,7 +127,7 @@ class Reporting:
         try:
             for folder in self._plugin.folders:
                 if any(file in folder.models for file, _ in planned):
-                    # All cases of the suite are needed to determine which are left out.
+                    # Import all models: the report also lists the cases that were left out.
                     self._plugin.cases(folder, folder.models)
                     for target in self._plugin.targets:
                         if run := self._start_run(folder, target, planned):

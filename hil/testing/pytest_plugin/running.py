@@ -1,4 +1,4 @@
-"""A test's case: run each stage when a fixture requests it, and determine the test's outcome."""
+"""Run the stages of a test's case when fixtures request them, and determine the test's outcome."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CaseRun:
         self._hw_type = hil_case.hw_type
         self._work = Path(tempfile.mkdtemp(prefix="case-", dir=plugin.work))
         self._store = SuiteDirectory(hil_case.out)
-        # The mismatch and the reruns that confirm it, or None.
+        # Task that reruns the case to confirm a mismatch, or None.
         self._confirmation: Task | None = None
 
     @property
@@ -150,7 +150,7 @@ class CaseRun:
         self._end_if_failed()
         if self._case.outcome is Outcome.FAIL and result is self._executed:
             self._confirm_mismatch()
-        # With several references, return the verdict that determined the outcome.
+        # With several references, return the verdict that decides the outcome.
         verdicts = self._case.verdicts
         return next((one for one in verdicts if one.outcome is self._case.outcome), verdicts[0])
 
@@ -185,7 +185,7 @@ class CaseRun:
         """Compare two results and fail the test if they differ."""
         try:
             settings = self.plugin.request.settings
-            # A tolerance in the test takes precedence over criteria from the command line.
+            # If the test gives a tolerance, ignore criteria from the command line.
             accept = load_rules(settings.accept) if rtol is None and atol is None else ()
             blind, flush = settings.allow_blind, settings.allow_flush
             verdict = compare(
@@ -202,7 +202,10 @@ class CaseRun:
         return verdict
 
     def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Use these inputs. If only the board knows the model's inputs, they are made on the board."""
+        """Use these inputs.
+
+        If they are empty, only the board knows the model's inputs, and a later stage creates them.
+        """
         if inputs and inputs is not self.case.inputs:
             self._case, self._early = replace(self.case, inputs=dict(inputs)), None
 
@@ -276,7 +279,7 @@ class CaseRun:
         return before
 
     def _make_record(self, case: Case) -> CaseRecord:
-        """Return the record of a case. Store its files unless it passed and --hil-keep-all is off."""
+        """Return the record of a case. Store the case's files if it did not pass, or if --hil-keep-all is set."""
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
         if self._confirmation is not None:

@@ -1,4 +1,4 @@
-"""State shared by the tests of a process: models and their cases, cache, boards, and prefetched cases."""
+"""Manage the state that all tests of a process share: models and their cases, cache, boards, and prefetched cases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from hil.testing.pytest_plugin.options import (
     simulator_settings,
 )
 
-# Maximum number of prepared cases that wait for their tests, because their tensors are in memory.
+# Maximum number of prepared cases that wait for their tests. The limit is necessary because their tensors are in
+# memory.
 _WAITING = 256
 _JOIN_S = 15.0
 
@@ -88,7 +89,7 @@ class Prefetch:
             while case_id not in self._ready:
                 if self._error is not None:
                     raise self._error
-                # Wait in short intervals, so that Ctrl-C works on every platform.
+                # Wait with a timeout, so that Ctrl-C works on every platform.
                 self._changed.wait(0.5)
             self._wanted = ""
             self._coming.remove(case_id)
@@ -118,7 +119,7 @@ class Prefetch:
 
 
 SESSION = pytest.StashKey["PluginSession"]()
-# Requested flow and runtime; "" is the flow's runtime.
+# Requested flow and runtime. Runtime "" selects the flow's runtime.
 FlowKey = tuple[str, str]
 # Key of xdist's worker input: the directory with the board locks.
 BOARD_LOCKS = "hil_board_locks"
@@ -178,7 +179,7 @@ class HilCase:
 
     @property
     def out(self) -> Path:
-        """Directory for the case's files: that of a suite run on this target."""
+        """Directory for the case's files: the directory of a suite run on this target."""
         return self.folder.out / safe_name(self.target.name)
 
     @property
@@ -264,7 +265,7 @@ class PluginSession:
         ]
 
     def make_room(self, lender: BoardLender) -> None:
-        """Release boards of other targets that this target will use: a board has only one user at a time."""
+        """Release the boards that this target needs from other targets, because a board has only one user at a time."""
         for other in self._lenders.values():
             if other is not lender and any(
                 name in lender.choices and not choice.config.is_simulator for name, choice in other.choices.items()
@@ -279,7 +280,7 @@ class PluginSession:
         """
         target = case.target
         config = target.lender.config_for(target.flow.runtime)
-        # xdist workers share the machine, and a worker does not know the tests in advance.
+        # Do not prefetch in xdist workers: they share the machine, and a worker does not know its next tests.
         if config is None or self.is_worker:
             return None
         key = (case.folder.path, target.name)
@@ -339,8 +340,8 @@ class PluginSession:
         hw_types = self.config.getoption("hil_runtime_hw_type")
         axes = {"flow": flow_names, "runtime": runtime_names, "board": each, "hw_type": hw_types}
         asked = targets_of(axes)
-        # flows.toml is in the ini file's directory, independent of the working directory. The project's code is trusted
-        # already.
+        # Use the flows.toml in the ini file's directory, independent of the working directory. Trust it, because pytest
+        # also runs the project's code.
         flows = {
             key: flow_of(replace(self.request, flow=key[0], runtime=key[1]), self.config.rootpath, trusted=True)
             for key in itertools.product(flow_names, runtime_names)
@@ -397,7 +398,8 @@ class PluginSession:
 
     def _locks_of(self, choices: list[BoardChoice]) -> BoardLocks | None:
         folder = self._worker.get(BOARD_LOCKS)
-        # Processes start separate simulators, and a farm lends them separate boards.
+        # These boards need no locks: each process starts a separate simulator, and a farm lends each process a separate
+        # board.
         own = (choice.config.is_simulator or is_lent(choice.config.connection.address) for choice in choices)
         if folder is None or all(own):
             return None

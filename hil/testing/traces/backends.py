@@ -1,4 +1,4 @@
-"""Backends by name. A backend runs a module's methods."""
+"""Define the backends, which run a module's methods, and parse their names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = {
     "reference_backend": "Reference backend (default: tf; for model files, the default reference of the format).",
     "artifacts_dir": f"Directory for programs and traces (default {DEFAULT_FOLDER}).",
 }
-# Destination names in pytest's options. They differ from a project's options with the same name.
+# Destination names in pytest's options. The prefix avoids conflicts with a project's own options.
 PYTEST_DEST = "hil_traces_{}"
 
 
@@ -63,7 +63,7 @@ def backends_text(text: str) -> str:
 
 
 def times_given(words: Iterable[object], *names: str) -> int:
-    """Return how often an option occurs on a command line."""
+    """Count the occurrences of an option on a command line."""
     return sum(str(word).partition("=")[0] in names for word in itertools.takewhile(lambda word: word != "--", words))
 
 
@@ -76,7 +76,7 @@ def refuse_second(name: str, count: int) -> None:
 TF = "tf"
 TFLITE = "tflite"
 _BOARD = "board:"
-# Runtimes for a module's programs on a board. The backend name includes it if it differs from the board's default.
+# Runtimes for a module's programs on a board. The backend's name includes the runtime if it is not the board's default.
 RUNTIMES = ("iree", TFLITE)
 # Name -> IREE driver and compiler flags, on this machine. Without flags, the simulated board's flags are used.
 _IREE = MappingProxyType(
@@ -95,7 +95,8 @@ class Backend:
     """Backend of a trace."""
 
     name: str  # name as requested, such as ``board:rpi5``
-    # directory name: the name, with a number if requested several times, or with the suffix ``_ref`` for the reference.
+    # directory name: the backend's name, with a number if the backend was requested several times. The reference has
+    # the suffix ``_ref``.
     id: str
     runtime: str  # ``tf``, ``iree`` or ``tflite``, or the name of a reference of hil
     choice: BoardChoice | None = None  # the board; None if the backend is not a board
@@ -112,7 +113,7 @@ class Backend:
 
     @property
     def is_real(self) -> bool:
-        """True for a board that only one user can have. A simulator started for this backend is not such a board."""
+        """True for a board with only one user at a time. False for a simulator that hil starts for this backend."""
         return self.choice is not None and (bool(self.choice.address) or not self.choice.config.is_simulator)
 
 
@@ -145,7 +146,10 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
 
 
 def relation_between(target: Backend, reference: Backend) -> Relation:
-    """Return the relation of the reference backend to a target. A board counts as the reference of its runtime."""
+    """Return the relation of the reference backend to a target.
+
+    A board counts as the CPU reference with the same runtime.
+    """
     from hil.controller.backends.references.independence import relation_of
 
     name = reference.runtime
@@ -201,7 +205,7 @@ def _parse_board(name: str) -> Backend:
 
 
 def _choose_simulated_board(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
-    """Return the simulated board with another device of a runtime and, if given, other compiler flags."""
+    """Return the simulated board with a given device of a runtime and, if given, other compiler flags."""
     from hil.controller.devices.choosing.board_resolver import choose
 
     choice = choose("", "sim")

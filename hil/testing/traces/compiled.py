@@ -32,7 +32,7 @@ class CompiledModule:
     """A module's methods on one backend. Variables keep their values between calls. Context manager.
 
     ``module.predict(x)`` calls a method; ``module(x)`` calls the only method. Arguments and results have the form of a
-    trace: positional arguments, and NumPy arrays in the method's nesting. A program is compiled at its first use.
+    trace: positional arguments, and NumPy arrays in the method's nesting. Each program is compiled on first use.
     """
 
     def __init__(self, runner: Any, methods: Callable[[], tuple[str, ...]], name: str, seed: int) -> None:
@@ -43,7 +43,7 @@ class CompiledModule:
         self._closing = ExitStack()
 
     def reinitialize(self) -> None:
-        """Create the module again with seeded random numbers, so that its variables have their initial values."""
+        """Create a new module with seeded random numbers. Its variables have the initial values."""
         set_random_seed(self._seed)
         self._runner.begin()
         set_random_seed(self._seed)

@@ -1,4 +1,7 @@
-"""Assign artifact directories to modules. A module has the same directory in each run and does not share it."""
+"""Assign artifact directories to modules.
+
+A module has the same directory in each run. Two modules never share a directory.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def module_name(module_class: Callable[[], Any], name: str = "") -> str:
 
 
 def owner_of(thing: Any, artifacts: Path) -> str:
-    """Return a unique id of a class or function: its file relative to the artifacts, and its qualified name."""
+    """Return a unique id of a class or function.
+
+    The id contains the path of the file, relative to the artifacts directory, and the qualified name.
+    """
     name = getattr(thing, "__qualname__", "") or type(thing).__qualname__
     try:
         file = os.path.relpath(Path(inspect.getfile(thing)).absolute(), artifacts.absolute())
@@ -46,7 +52,7 @@ def owner_of(thing: Any, artifacts: Path) -> str:
 
 
 def claim(artifacts: Path, name: str, owner: str) -> Path:
-    """Return a module's directory, with a number if an existing module already uses the name.
+    """Return a module's directory. Add a number if another existing module uses the name.
 
     Raises:
         StorageError: the directory is not writable.
@@ -70,7 +76,7 @@ def claim(artifacts: Path, name: str, owner: str) -> Path:
 def _read_owners(path: Path) -> dict[str, str]:
     try:
         found = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError):  # only the earlier owners are lost
+    except (OSError, ValueError, RecursionError):  # the file is damaged: continue without the earlier owners
         return {}
     return {str(name): str(owner) for name, owner in found.items()} if isinstance(found, dict) else {}
 

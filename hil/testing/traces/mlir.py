@@ -11,7 +11,7 @@ from hil.core.files import MAX_MODEL_BYTES, read_text
 from hil.core.npy import load_npy
 from hil.core.tensors import TensorSpec
 
-# Larger constants are omitted from readable text.
+# Constants with more elements are omitted from the readable text.
 _SHOWN_ELEMENTS = 64
 
 

@@ -30,7 +30,7 @@ class ModelFile:
     """Method defined by a model file: an attribute of a traced class."""
 
     path: str | Path  # path relative to the file of the class, or to the working directory at a prompt
-    function: str = ""  # entry point; "" is the only one
+    function: str = ""  # entry point; "" is the only entry point
 
 
 class FileSubject:
@@ -55,7 +55,8 @@ class FileSubject:
         self._models: dict[str, Model] = {}
         self.methods = tuple(self._files)
         self.references = tuple(references())
-        # The default reference for these files. Formats without a default reference need an explicit backend.
+        # Default reference of these files. For formats that this reference does not support, the user must select a
+        # backend.
         suffixes = {Path(file.path).suffix for file in self._files.values()}
         self.reference = "onnxruntime" if suffixes == {".onnx"} else "iree-llvm-cpu"
 
@@ -74,7 +75,10 @@ class FileSubject:
         return self._models[method]
 
     def kept(self, method: str, folder: Path, context: RunContext) -> Model:
-        """Return a method's model, copied to the module's directory. The programs can be compiled again from there."""
+        """Return a method's model, copied to the module's directory.
+
+        The copy allows the user to recompile the programs later.
+        """
         model = self.model(method, context)
         place = folder / "models" / method
         if not model.path.is_relative_to(place):

@@ -31,7 +31,7 @@ class ProgramResult:
     returned: tuple[Array, ...]
     dtypes: tuple[str, ...]  # dtypes of the outputs in the program, which may not support unsigned integers
     source: str  # name and version of the runtime
-    # True for outputs with unsigned integers in iree-run-module. Expected outputs must then be unsigned.
+    # True for each output that iree-run-module reports with unsigned integers. Expected outputs must then be unsigned.
     unsigned: tuple[bool, ...]
 
     @property

@@ -194,7 +194,7 @@ class ModuleTraces:
         if isinstance(traced.error, NotRun):
             self._absent[backend.id] = traced.error
         if self._is_shared(backend):
-            runner.close()  # the next backend needs the same board
+            runner.close()  # another backend needs the same board
         return traced
 
     def _is_shared(self, backend: Backend) -> bool:
@@ -213,7 +213,7 @@ class ModuleTraces:
         judging = Judging(settings.rtol, settings.atol, settings.allow_blind, settings.allow_flush, accept, noise)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
-            # Do not report calls missing because of the error.
+            # Do not report calls that are missing because of the error.
             comparisons = comparisons[: len(traced.trace.calls)]
         found = self._make_record(target, wanted, traced, comparisons)
         record = self._expectations.judge(found)
@@ -349,8 +349,9 @@ def summary(results: Sequence[TargetResult], reference: str) -> str:
 def save_traced(traced: TraceResult, folder: Path, *, wanted: Trace | None = None) -> None:
     """Store a trace, with a flag file for each call of an IREE program.
 
-    ``flagfile`` is the first call's file, ``flagfile_call_N`` that of call N. They expect the reference's outputs and
-    new values of variables. They expect nothing if the reference made no such call.
+    ``flagfile_call_N`` is the file of call N. ``flagfile`` equals the file of the first call. The expected values in a
+    file are the reference's outputs and new values of variables. A file has no expected values if the reference lacks
+    the call.
 
     Args:
         wanted: The reference's trace; None for the reference itself.
@@ -403,8 +404,8 @@ def _make_flags(answer: ProgramResult, expected: Sequence[Array], call: ModuleCa
 def _write_tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor for IREE's tools, and return the flag's value."""
     spec = spec_of("", array)
-    # The tools read integers in .npy files as signed, but IREE's programs have signless integers. They would never be
-    # equal.
+    # Use .npy only for floats and complex numbers. The tools read integers in .npy files as signed, which never equal
+    # the signless integers of IREE's programs.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
     return give(spec, array, content_name(array), folder, str(folder.absolute()), tensors=kind, signed=signed).value
 

@@ -1,4 +1,4 @@
-"""Board that runs a module's programs. Each program is compiled once, pushed, and stays loaded between calls."""
+"""Run a module's programs on a board. Each program is compiled and pushed once, and stays loaded between calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hil.testing.traces.runners import ProgramResult
 
 
 class BoardTarget:
-    """Board for a module's programs. The board is opened at the first use, also after :meth:`close`.
+    """Board for a module's programs. The first use opens the board, also after :meth:`close`.
 
     Args:
         folder: Directory for output of the compiler.
@@ -99,10 +99,10 @@ class BoardTarget:
         outputs: Sequence[TensorSpec],
         program: CallProgram | None = None,
     ) -> ProgramResult:
-        """Run a function of a program. The program stays loaded, but is loaded again after a failure.
+        """Run a function of a program. The program stays loaded. After a failure, the next call reloads it.
 
         Args:
-            function: The function's name; "" is the only one.
+            function: The function's name; "" is the only function.
             arrays: The inputs, in order.
             outputs: Output specs of the model. The program may not support unsigned integers.
             program: The program's entry in the trace; None creates an entry without a model.
@@ -137,7 +137,7 @@ class BoardTarget:
         if is_unstable:
             raise AnswersDiffer(why, stage=Stage.RUN.value, board=self.backend.board)
         returned = list(result.outputs.values())
-        if not outputs:  # a program file may not declare them
+        if not outputs:  # a program file may not declare its outputs
             outputs = [spec_of(name, array) for name, array in result.outputs.items()]
         if len(returned) != len(outputs):
             raise RunFailed(
@@ -171,7 +171,7 @@ class BoardTarget:
             raise error.located(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
 
     def _take_board(self, board: Board) -> None:
-        """Reject a board without the runtime or driver, and take exclusive use of it."""
+        """Lock the board for exclusive use. Reject a board without the runtime or driver."""
         runtime, device = self.backend.runtime, self._device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:

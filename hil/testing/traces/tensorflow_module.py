@@ -1,8 +1,8 @@
-"""Traced tf.Module or Keras model: run by TensorFlow, or compiled to programs for IREE and TFLite.
+"""Trace a tf.Module or Keras model: run it with TensorFlow, or compile it to programs for IREE and TFLite.
 
-A new module is created in this process for each trace. Its variables are the state for all backends: a program gets
-their values, and new values are written back. So a module has the same behavior on all backends. All variables are read
-after each call.
+For each trace, hil creates a new module in this process. The variables of this module are the state on all backends:
+hil passes their values to a program, and writes new values back. So a module behaves in the same way on all backends.
+After each call, hil reads all variables.
 """
 
 from __future__ import annotations
@@ -241,8 +241,9 @@ def _signature_text(signature: Sequence[Any]) -> str:
 class Variables:
     """Variables of one module instance, by name.
 
-    Variables are identified by creation order: the Nth created variable has the same name in each instance. Keras's
-    names differ between instances, because Keras numbers names globally. The first instance fills ``names``.
+    Variables are identified by creation order: the Nth created variable has the same name in each instance. The names
+    that Keras assigns differ between instances, because Keras numbers names globally. The first instance fills
+    ``names``.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -292,7 +293,8 @@ class Variables:
         """
         values, changed = {}, []
         for name, variable in self._found.items():
-            if not variable.is_initialized():  # a function that creates it was traced but not called
+            # TensorFlow traced the function that creates the variable, but did not call it.
+            if not variable.is_initialized():
                 continue
             now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
             same = before is not None and same_array(now, before)

@@ -1,4 +1,7 @@
-"""Programs of a TensorFlow module: one IREE program for all methods with a signature, one TFLite program per call."""
+"""Make the programs of a TensorFlow module.
+
+All methods with a signature are in one IREE program. Each call has its own TFLite program.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from hil.testing.traces.target import BoardTarget
 T = TypeVar("T")
 TF_INPUT = "tf_input.mlir"
 IREE_INPUT = "iree_input.mlir"
-# Additional file with all constants, if their size exceeds this limit.
+# Additional file with all constants, if the constants exceed this size.
 IREE_BYTECODE = "iree_input.mlirbc"
 _MOST_TEXT_BYTES = 1 << 20
 COMPILED = "compiled.vmfb"
@@ -43,9 +46,9 @@ class MethodProgram:
     """Method of a program."""
 
     lowered: LoweredFunction  # the method
-    model: Model  # the program before compilation; the same for all its methods
+    model: Model  # the program before compilation; all methods of a program have the same model
     place: str  # path of the compiled program in a backend's directory
-    # constants in the program: number in ``lowered.state`` -> value. No known method assigns them.
+    # constants in the program: number in ``lowered.state`` -> value. No known method assigns these values.
     constants: Mapping[int, Array]
 
     def outdated(self, live: CapturedFunction) -> list[int]:
@@ -56,15 +59,15 @@ class MethodProgram:
 class ModulePrograms:
     """Programs of a module for one backend. Failed programs are not retried.
 
-    Captured values are constants of a program. They become arguments if a known method assigns them, or if a call finds
-    a changed value.
+    A captured value is a constant of the program. It becomes an argument if a known method assigns it, or if it changes
+    between calls.
     """
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
         self._context = context
         self._folder = folder
-        # Key -> program or error. The key of a single method's program starts with the method's name.
+        # Key -> program or error. If a program has only one method, its key starts with the method's name.
         self._made: dict[str, Any] = {}
         # Call key -> numbers of changed items in the method's ``state``.
         self._changed: dict[str, set[int]] = {}
@@ -216,7 +219,7 @@ class ModulePrograms:
 
 
 def _find_constants(lives: Mapping[str, CapturedFunction], changed: Collection[int]) -> dict[str, dict[int, Array]]:
-    """Return the state items that are constants: method -> number -> value. No method assigns them.
+    """Return the state items that no method assigns: method -> number -> value. These become constants.
 
     A variable used by several methods has the same array in all of them.
     """
@@ -263,7 +266,10 @@ def call_key(method: str, inputs: Inputs) -> str:
 
 
 def _summarize_function(function: LoweredFunction) -> tuple[Any, ...]:
-    """Return the properties that must match between module instances. Keras's variable names do not match."""
+    """Return the properties that must match between module instances.
+
+    Variable names are excluded, because Keras changes them.
+    """
     state = [(one.spec.dtype, one.spec.shape, one.constant, one.result) for one in function.state]
     return function.inputs, function.outputs, state
 
@@ -354,6 +360,6 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     traced = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
         text: str = tf.mlir.experimental.convert_function(traced.get_concrete_function(*specs))
-    except Exception as error:  # only a by-product: lowering the method reports the error
+    except Exception as error:  # this text is optional; lowering the method reports the error
         return f"// {name}: {error_text(error)}\n"
     return f"// {name}\n{text.strip()}\n"

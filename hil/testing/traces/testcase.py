@@ -21,7 +21,8 @@ from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
-# The trace function defines the calls with their inputs, and the reference is a backend.
+# Case settings that do not apply to traces: the trace function defines the calls and inputs, and the reference is a
+# backend.
 _NOT_OF_TRACES = ("iterations", "warmup", "references", "require_independent", "input_range")
 # Options of a test file run as a script.
 _typed = TraceOptions()
@@ -95,7 +96,7 @@ class TracedModuleTestCase(unittest.TestCase):
         if any(result.outcome.exit_code for result in results):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
-            # Report this at the end of the test, so that later comparisons still run.
+            # Report the expected failure at the end of the test, so that later comparisons still run.
             self.addCleanup(self._report_expected_failure, text)
         missing = [result for result in results if result.outcome is Outcome.SKIP]
         if len(missing) == len(results):

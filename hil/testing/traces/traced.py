@@ -62,7 +62,7 @@ class TracedModule:
         trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned, program))
         trace.ran_by = trace.ran_by or called.source
         if called.answer is not None:
-            # For a variable in earlier calls, keep the value from before the first of them.
+            # Earlier calls take precedence: for each variable, keep the value from before its first call.
             trace.initial = {**called.answer.captured, **trace.initial}
         self._traced.answers.append(called.answer)
         return called.outputs
@@ -92,7 +92,7 @@ def run_trace(
     """Call a trace function with a new module.
 
     Random numbers are seeded before the module is created and before the call. If a stage fails or the function raises
-    an exception, the trace so far is returned.
+    an exception, the result contains the trace so far.
 
     Args:
         methods: Returns the method names. The function is called after the module was created.
@@ -120,7 +120,7 @@ def run_trace(
 
 
 def trace_name(function: TraceFunction) -> str:
-    """Return a trace's name: that of its function. Raises UsageError if the function has no name."""
+    """Return a trace's name: the name of its function. Raises UsageError if the function has no name."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise UsageError(f"trace function {function!r} requires a name", hint="define it with def")
