@@ -50,7 +50,7 @@ Timestamp = Annotated[float, note("seconds since the epoch", ge=0, lt=253_402_30
 
 
 def parse_number(value: float | str | None) -> float | None:
-    """Convert a :data:`Number` of a record to a number. A string that is no number is converted to None."""
+    """Convert a :data:`Number` of a record to a number. A string that is not a number becomes None."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

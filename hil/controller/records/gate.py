@@ -20,7 +20,7 @@ TrialOutcome = Literal["good", "bad", "skipped"]
 
 
 class GateSide(Record, kw_only=True):
-    """A stored measurement that a verdict is about."""
+    """A stored measurement that a verdict compares."""
 
     commit: Annotated[str, note("commit, or empty")]
     run: Annotated[str, note("ID of the run, bench or suite run")]

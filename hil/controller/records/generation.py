@@ -44,7 +44,7 @@ class StoredPosition(Record, kw_only=True):
 
 
 class StoredPerplexity(Record, kw_only=True):
-    """Perplexity of the known tokens: those of the prompt and the forced ones.
+    """Perplexity of the known tokens: the tokens of the prompt and the forced tokens.
 
     The perplexity is exp(mean of -log p(token)), with p from the logits of the position before.
     """

@@ -62,7 +62,7 @@ class MeasuredBoard(Record, kw_only=True):
 
 
 class AnswerError(Record, kw_only=True):
-    """Deviation from the reference, the worst over all outputs."""
+    """Largest deviation from the reference over all outputs."""
 
     against: Annotated[str, note("name of the reference")]
     max_abs: Number = None

@@ -108,7 +108,10 @@ class DeviceStatistics(Record, kw_only=True):
 
     @property
     def warm_ns(self) -> list[int]:
-        """The samples that the statistics include: without a cold iteration, unless it is the only one."""
+        """Samples for the statistics: all iterations except a cold one.
+
+        A cold iteration counts only if it is the only one.
+        """
         return self.samples_ns[1 if self.cold_ns is not None and self.iterations > 1 else 0 :]
 
 

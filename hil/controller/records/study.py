@@ -1,4 +1,4 @@
-"""Record of a study: study.json, which `hil study run --json` prints."""
+"""Record of a study: study.json, and the output of `hil study run --json`."""
 
 from __future__ import annotations
 
