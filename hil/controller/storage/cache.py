@@ -2,7 +2,8 @@
 
 An entry is a directory of files with a ``meta.json`` that contains their sizes and digests. Its key is a digest of all
 inputs that determine the content. Entries are created atomically. A corrupt entry is deleted and created again. While a
-:class:`Cache` object exists, garbage collection by others does not delete entries that the object returned.
+:class:`Cache` object exists, garbage collection by other processes does not delete the entries that the object
+returned.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Cache:
             at the first write.
 
     Attributes:
-        shared: Key of a program -> key of an entry that contains it together with other programs. The code that
-            compiles programs together fills this, so that only users of this object get such a program.
+        shared: Key of a program -> key of an entry with several programs that were compiled together. The compiling
+            code fills this dict, so that only users of this object get such a program.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -90,7 +91,7 @@ class Cache:
         with self._storage():
             if not path.exists():
                 return None
-        # Register the use before checking the entry: see _evict.
+        # Register the use before checking the entry. Otherwise, _evict could delete the entry in between.
         self._uses.add(key)
         if not _is_intact(path):
             return None
@@ -101,8 +102,8 @@ class Cache:
     def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
         """Create an entry. ``fill`` writes files to an empty directory, which replaces an existing entry.
 
-        An intact entry in use by others is not replaced, because compilers do not write the same bytes twice. The new
-        files then belong only to this object, in a directory that is deleted when the process ends.
+        An intact entry that others use is not replaced, because compilers may write different bytes each time. In this
+        case, only this object uses the new files. Their directory is deleted when the process ends.
         """
         path = self._path(key)
         self._uses.add(key)
@@ -121,7 +122,7 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                is_intact = _is_intact(path)  # check before taking the gate: it may take long
+                is_intact = _is_intact(path)  # check before locking, because the check may take long
                 with self._uses.nobody_new() as in_use:
                     if is_intact and key in in_use:
                         self._private[key] = temporary
@@ -217,7 +218,7 @@ class Cache:
     def gc(
         self, max_bytes: int | None = None, max_age: float | None = None, kinds: Collection[str] = ()
     ) -> list[Entry]:
-        """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
+        """Evict entries that were unused for ``max_age`` seconds, then the least recently used above ``max_bytes``.
 
         Entries that are being created (:meth:`lock`) or are in use by others (:meth:`in_use`) are not evicted.
 
@@ -266,14 +267,14 @@ class Cache:
         return self.root / kind / name
 
     def in_use(self) -> set[str]:
-        """Return the keys that other users of the cache, in this or other processes, were given and may still read."""
+        """Return the keys of entries that other users of the cache may still read, in this or other processes."""
         with self._storage():
             return self._uses.of_others()
 
     def _evict(self, entry: Entry) -> bool:
-        """Remove a locked entry. Returns False if another user got it in the meantime."""
-        # Users register a use before they check that the entry exists. So a user is either registered now, or will not
-        # find it.
+        """Remove a locked entry. Returns False if another user requested the entry in the meantime."""
+        # Users register a use before they check that the entry exists. So each user is either registered now, or will
+        # not find the entry.
         with self._uses.nobody_new() as in_use:
             if entry.key in in_use:
                 return False
@@ -352,13 +353,15 @@ def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
 
 
 def _look(file: Path) -> dict[str, int]:
-    """Return the file attributes that reveal a change. ``changed_ns`` is a time that users cannot set."""
+    """Return the file attributes that show a change of the content. Users cannot set the time ``changed_ns``."""
     status = file.stat()
     return {"size": status.st_size, "inode": status.st_ino, "changed_ns": status.st_ctime_ns}
 
 
 class Uses:
-    """Keys that a :class:`Cache` object, one user of a cache, has in use. The user keeps the file with the keys locked.
+    """Keys of the entries that a user, a :class:`Cache` object, has in use.
+
+    The user keeps the file with these keys locked.
 
     The system releases the lock when the process ends for any reason. So a file without a lock is stale.
     """
@@ -372,7 +375,7 @@ class Uses:
         self._file: int | None = None
 
     def add(self, key: str) -> None:
-        """Register a key as used. Has no effect in a read-only cache, so other users may delete the entry."""
+        """Register a key as used. In a read-only cache, this has no effect, so other users may delete the entry."""
         with self._lock, contextlib.suppress(OSError):
             if key not in self._keys:
                 self._file = self._open() if self._file is None else self._file
@@ -382,7 +385,7 @@ class Uses:
 
     @contextlib.contextmanager
     def nobody_new(self) -> Iterator[set[str]]:
-        """Yield the keys in use by others (:meth:`of_others`) and block new registrations meanwhile."""
+        """Yield the keys in use by others (:meth:`of_others`). Block new registrations inside the context."""
         with self._through_gate(fcntl.LOCK_EX):
             yield self.of_others()
 
@@ -403,8 +406,8 @@ class Uses:
 
     @contextlib.contextmanager
     def _through_gate(self, how: int) -> Iterator[None]:
-        # Locking works without write permission: the file may belong to a different user. Opening a named pipe would
-        # wait for a writer.
+        # Open the file read-only, which is sufficient for a lock: the file may belong to a different user. Do not
+        # block, because opening a named pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NONBLOCK
         try:
             file = os.open(self._gate, flags)

@@ -1,7 +1,7 @@
-"""Files of results that are appended line by line, so that a killed process loses none.
+"""Read and repair files with one result per line. Results are appended, so a killed process loses no earlier result.
 
-A killed process or a full disk may leave an incomplete last line. Readers ignore it, and a writer removes it before the
-next line.
+After a kill or on a full disk, the last line may be incomplete. Readers ignore such a line. A writer removes it before
+the next line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hil.core.files import MAX_FILE_BYTES, read_file
 
 
 def read_lines(path: Path, most: int = MAX_FILE_BYTES) -> list[bytes]:
-    """Return the complete lines without line feeds; none if the file is missing. Raises OSError and UsageError."""
+    """Return the complete lines without line feeds; [] if the file is missing. Raises OSError and UsageError."""
     return read_file(path, most).split(b"\n")[:-1] if path.exists() else []
 
 

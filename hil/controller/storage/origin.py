@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hil.controller.records.outputs import Origin
 
-# Labels for all stored records, separated by commas.
+# Variable with labels for all stored records, separated by commas.
 LABELS = "HIL_LABELS"
 # Variables of CI systems with the branch name, because CI checks out only a commit. For a pull request, the source
 # branch comes before the merge branch.
 _BRANCH = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH")
-# A single call, which takes a few milliseconds, for the commit and the branch (or HEAD).
+# One command for the commit and the branch (or HEAD), because each call takes a few milliseconds.
 _GIT = ("git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 _GIT_S = 5.0
 _STATUS = ("git", "status", "--porcelain", "--untracked-files=no")
@@ -34,7 +34,7 @@ def origin_of(labels: Iterable[str] = ()) -> Origin:
     the branch is unknown.
 
     Args:
-        labels: The user's labels. Those of :data:`LABELS` are appended.
+        labels: The user's labels. The labels in the variable :data:`LABELS` are appended.
     """
     if (known := _given.get()) is not None:
         return known
@@ -47,7 +47,7 @@ def origin_of(labels: Iterable[str] = ()) -> Origin:
 
 
 def origin_of_request(request: Mapping[str, Any]) -> Origin:
-    """Return the origin for a run or suite. The labels are from the request."""
+    """Return the origin for a run or suite, with the labels of the request."""
     settings = request.get("settings")
     holder = settings if isinstance(settings, Mapping) else request
     return origin_of(holder.get("labels") or ())
@@ -69,7 +69,7 @@ def note_typed(command: str) -> None:
 
 
 def typed_command() -> str:
-    """Return the user's command, which can be used to repeat the work; "" for other callers of the library."""
+    """Return the user's command, which repeats the work; "" if hil is used as a library."""
     return _typed.get() if _given.get() is None else ""
 
 
@@ -86,7 +86,7 @@ def _clean_labels(texts: Iterable[str]) -> list[str]:
 
 
 def is_tree_dirty() -> bool | None:
-    """Return whether the working tree has uncommitted changes of tracked files, or None if unknown."""
+    """Return True if the working tree has uncommitted changes of tracked files; None if unknown."""
     found = _call_git(_STATUS, _STATUS_S)
     return None if found is None else bool(found)
 
@@ -107,7 +107,7 @@ def _call_git(words: tuple[str, ...], timeout: float) -> str | None:
     try:
         here = Path.cwd()
         if "GIT_DIR" not in os.environ and not any((folder / ".git").exists() for folder in (here, *here.parents)):
-            return None  # git would fail here
+            return None  # no working tree: git would fail
         found = subprocess.run(words, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None

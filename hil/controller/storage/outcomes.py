@@ -1,4 +1,4 @@
-"""Meaning of stored outcomes, which may be from a newer version of hil."""
+"""Interpret stored outcomes, which may be from a newer version of hil."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_OK, EXIT_STAGE
 
-# Shown in place of an outcome: the run ended before the case, or the run does not have the case.
+# Texts for a missing outcome: the run ended before the case, or the run does not have the case.
 NOT_RUN, ABSENT = "not run", "absent"
 
 
@@ -18,7 +18,7 @@ def exit_code_for(outcome: str) -> int:
 
 @functools.lru_cache(256)  # called for many cases with few different outcomes
 def is_failing(outcome: str) -> bool:
-    """Return whether an outcome needs attention."""
+    """Return True if an outcome needs attention."""
     return exit_code_for(outcome) != EXIT_OK
 
 

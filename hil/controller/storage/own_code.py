@@ -1,4 +1,4 @@
-"""Digests of hil's source code for cache keys, so that cached results become stale when the code changes."""
+"""Compute digests of hil's source code for cache keys. When the code changes, cached results become stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hil.core.digest import digest_of
 
 _HIL = Path(__file__).parents[2]
-# The code that rewrites ONNX models for IREE's importer, with its dependencies.
+# Files that rewrite ONNX models for IREE's importer, with their dependencies.
 ONNX_REWRITING = ("controller/models/onnx_*.py", "controller/models/importers/onnx*.py", "formats/onnx_*.py")
 
 

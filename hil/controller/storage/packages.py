@@ -1,4 +1,4 @@
-"""Versions, directories and entry points of installed packages."""
+"""Find versions, directories and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def needed_version(package: str, extra: str = "") -> str:
     """Return the version of a package.
 
     Args:
-        extra: The extra of hil that installs it, for the hint.
+        extra: The extra of hil that installs the package, for the hint.
 
     Raises:
         UsageError: the package is not installed.
@@ -51,7 +51,7 @@ def _missing(package: str, extra: str) -> UsageError:
 
 
 class Registered(dict[str, T]):
-    """Registered objects by name. A broken entry point is not included; accessing its name raises UsageError."""
+    """Registered objects by name. Broken entry points are missing; accessing such a name raises UsageError."""
 
     def __init__(self, found: Mapping[str, T], broken: Mapping[str, UsageError] | None = None) -> None:
         super().__init__(found)
@@ -67,9 +67,9 @@ class Registered(dict[str, T]):
             raise UsageError(error.message, hint=error.hint) from error
 
     def broken_text(self) -> str:
-        """Return text to append to the hint for an unknown name: the errors of broken entry points.
+        """Return the errors of broken entry points, as text for the end of a hint about an unknown name.
 
-        One of them may define the name. The text is "" without broken entry points.
+        A broken entry point may define the unknown name. The text is "" without broken entry points.
         """
         return "".join(f"; {error.message}" for error in self.broken.values())
 
@@ -80,7 +80,7 @@ def registered(
     kind: type | None = None,
     check: Callable[[T], object] | None = None,
 ) -> Registered[T]:
-    """Return the built-in objects of a group and those of installed packages with the entry point ``group``.
+    """Return the built-in objects of a group, and the objects that installed packages register as entry points.
 
     A package may replace a built-in object by using the same name.
 
@@ -101,7 +101,7 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
     """Load and validate an entry point.
 
     Args:
-        kind: The required type; None is a function or another callable.
+        kind: The required type; None requires a callable.
         check: Raises TypeError or ValueError for an unusable object. Fields of a dataclass are checked first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Queries for paths from user input. pathlib raises an error for very long names."""
+"""Check paths from user input without exceptions. pathlib raises an error for very long names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects shared by the stages of a case, and the interface for progress."""
+"""Define the objects that all stages share, and the interface for progress."""
 
 from __future__ import annotations
 

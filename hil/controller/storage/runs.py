@@ -1,6 +1,6 @@
 """Stored runs: ``hil-runs/<id>/`` with run.json, tensors as .npy files and logs, indexed in SQLite.
 
-Files are written atomically while the run progresses, so a killed run keeps its results so far.
+hil writes the files atomically during the run, so a killed run keeps the results so far.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MATRIX = "matrix.json"
 COMPILE_FAILURE = "compile-failure"
 DEFAULT_ROOT = Path("hil-runs")
 _LOCK = ".lock"
-# Increase the number when columns change.
+# File name of the index. Increase the number when columns change.
 _INDEX = "index-2.sqlite"
 # File names are limited to 255 bytes. This leaves room for prefixes and suffixes.
 _NAME_BYTES = 80
@@ -76,7 +76,7 @@ class Run:
         Args:
             cases: The record's cases as JSON, if already encoded.
         """
-        # Indent only the final file: before, it is written often, and indenting is slow.
+        # Indent only the final file. During the run, the file is written often, and indenting is slow.
         layout = 1 if self.record.finished else None
         if cases is None:
             text = json.dumps(self.record.to_json(), indent=layout, allow_nan=False)
@@ -98,7 +98,7 @@ class Run:
         return folder
 
     def load_tensors(self, entries: Sequence[StoredTensor]) -> dict[str, Array]:
-        """Return the tensors of a record's entries, memory-mapped. Raises UsageError if a file is outside the run."""
+        """Return the tensors of a record's entries as memory maps. Raises UsageError if a file is outside the run."""
         return {entry.name: load_npy(self.own(entry.file), entry.dtype, mmap=True) for entry in entries}
 
     def own(self, name: str) -> Path:
@@ -220,7 +220,8 @@ class RunStore:
         with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
             database.row_factory = sqlite3.Row
             database.execute(_TABLE)
-            # An index by an untrusted user may contain a view instead of the table, which can return arbitrary rows.
+            # Check the schema: an index from an untrusted user may have a view in place of the table, which can return
+            # arbitrary rows.
             held = [row["sql"] for row in database.execute("select sql from sqlite_master where sql is not null")]
             if held != [f"CREATE TABLE {_TABLE.partition(' exists ')[2]}"]:
                 raise sqlite3.DatabaseError("not an index of hil")
@@ -274,7 +275,10 @@ def _read(folder: Path, file: str) -> Run:
 
 
 def storing(folder: Path, option: str = "--out") -> contextlib.AbstractContextManager[None]:
-    """Convert write errors to StorageError. The hint names ``option``, which selects a different directory."""
+    """Convert write errors to StorageError.
+
+    The hint suggests the option ``option``, which selects a different directory.
+    """
     hint = "free disk space or check permissions" + (f"; {option} selects another directory" if option else "")
     return storage_errors(f"cannot write to {folder}", hint, stage="report")
 
@@ -322,7 +326,10 @@ _KEY = "begun.key"
 
 
 def seal(folder: Path, request: Mapping[str, Any]) -> None:
-    """Mark a run's directory as created by the user. Without a home directory for the key, it cannot be resumed."""
+    """Mark a run's directory as created by the user.
+
+    Without a home directory for the key, the run cannot be resumed.
+    """
     if key := _key(make=True):
         (folder / _SEAL).write_text(_mark(key, folder, request) + "\n")
 
@@ -350,7 +357,7 @@ def _mark(key: bytes, folder: Path, request: Mapping[str, Any]) -> str:
 
 
 def _key(*, make: bool) -> bytes:
-    """Return the user's key, or b"" if not available."""
+    """Return the user's key, or b"" if there is no key."""
     home = user_folder()
     if home is None:
         return b""

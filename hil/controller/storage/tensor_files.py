@@ -1,4 +1,4 @@
-"""Tensor files other than .npy: NumPy archives, ONNX TensorProto files, and directories of named tensors."""
+"""Read and write tensor files other than .npy: NumPy archives, ONNX TensorProto files, directories of named tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hil.core.npy import Npz, load_npy, save_npy, typed
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
-# Elements of an ONNX tensor have at least two bits.
+# Maximum number of elements per byte: elements of an ONNX tensor have at least two bits.
 _ELEMENTS_PER_BYTE = 4
 
 
@@ -121,7 +121,7 @@ def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
     For an isolated process.
 
     Args:
-        run: The function (``module:function``). It gets the input tensors as ``given``.
+        run: The function (``module:function``). Its argument ``given`` contains the input tensors.
         inputs, outputs: The directories.
     """
     save_tensors(Path(outputs), resolve(run)(given=load_tensors(Path(inputs)), **arguments))

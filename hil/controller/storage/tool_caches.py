@@ -1,4 +1,4 @@
-"""Directories in hil's cache for files of other tools, which would otherwise write to the user's home directory."""
+"""Redirect files of other tools to hil's cache. Otherwise, these tools write to the user's home directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hil.controller.storage.cache import default_root
 _MATPLOTLIB = "MPLCONFIGDIR"
 # Variable -> directory of the tool in hil's cache.
 _DIRECTORIES = {_MATPLOTLIB: "matplotlib", "ZIG_GLOBAL_CACHE_DIR": "zig", "KERAS_HOME": "keras"}
-# Variable -> the user's settings file, which the tool must read if the variable is not set.
+# Variable -> the user's settings file of the tool. If this file exists, hil does not set the variable.
 _SETTINGS = {"KERAS_HOME": ".keras/keras.json"}
 
 
@@ -28,7 +28,10 @@ def tool_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def matplotlib_directory() -> Iterator[None]:
-    """Set matplotlib's directory during its import. matplotlib remembers it, and other processes do not inherit it."""
+    """Set matplotlib's directory during its import.
+
+    matplotlib remembers the directory, and other processes do not inherit it.
+    """
     directory = tool_environment().get(_MATPLOTLIB)
     if directory is None:
         yield

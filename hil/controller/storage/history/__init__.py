@@ -3,6 +3,6 @@
 from pathlib import Path
 
 DEFAULT_PATH = Path("hil-runs", "history")
-# Maximum size of the programs in bytes, and the branch whose last good programs are kept.
+# Defaults: maximum size of the programs in bytes, and the branch whose last good programs are never deleted.
 DEFAULT_QUOTA = 2 << 30
 DEFAULT_BASELINE = "main"

@@ -1,4 +1,4 @@
-"""The database of a history: opening, checks and error reports."""
+"""Open and check the database of a history, and report its errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hil.errors import StorageError
 FILE = "history.sqlite"
 # Increase the number when tables change.
 _VERSION = 1
-# Marks the file as a history of hil: "hilH".
+# Application id "hilH", which marks the file as a history of hil.
 _APPLICATION = 0x68696C48
-# A writer waits this long for another one. A writer needs the lock for milliseconds, and to delete programs. It
-# copies programs without the lock.
+# Maximum wait for another writer. A writer has the lock for milliseconds, or while it deletes programs. Programs are
+# copied without the lock.
 _WAIT_S = 60.0
 _TABLES = (
     "CREATE TABLE series (id text primary key, key text not null) without rowid",
@@ -87,7 +87,7 @@ def _read_schema(database: sqlite3.Connection) -> list[str]:
 
 @contextlib.contextmanager
 def writing(database: sqlite3.Connection) -> Iterator[None]:
-    """Hold the write lock for a transaction. It is committed at the end, and rolled back after an error."""
+    """Hold the write lock for a transaction. Commit at the end, and roll back after an error."""
     database.execute("begin immediate")
     try:
         yield

@@ -1,4 +1,7 @@
-"""Values in the database of a history: checked before they are written, and bounded when they are read."""
+"""Encode and decode values in the database of a history.
+
+Values are checked before writing, and limited in size when reading.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from hil.controller.records.history import MAX_SAMPLES, Confirmation, HistoryEnt
 from hil.core.bounded_json import check_value_count, parse_json
 from hil.errors import StorageError, UsageError
 
-# A damaged history, or one of another user, must not fill the memory.
+# Maximum size of a value: a damaged or untrusted history must not fill the memory.
 _MAX_BYTES = 1 << 20
 _MAX_VALUES = 100_000
 _SAMPLE_BYTES = 8
 
 
 def check_entry(entry: HistoryEntry) -> HistoryEntry:
-    """Return a valid entry. An invalid one would make the history unreadable. Raises UsageError or UnicodeError."""
+    """Validate an entry, because an invalid entry would make the history unreadable.
+
+    Raises UsageError or UnicodeError.
+    """
     "".join(list_columns(entry)).encode()
     times = entry.samples_ns
     if len(times) > MAX_SAMPLES or not all(map(math.isfinite, times)):
@@ -44,7 +50,10 @@ def list_columns(entry: HistoryEntry) -> tuple[str, ...]:
 
 
 def bound_column(column: str) -> str:
-    """Return an SQL expression for a BLOB column. It is null, and reads only the length, if the value is too large."""
+    """Return an SQL expression for a BLOB column.
+
+    If the value is too large, the expression is null and reads only the length.
+    """
     return f"case when typeof({column}) = 'blob' and length({column}) <= {_MAX_BYTES} then {column} end"
 
 
@@ -70,7 +79,7 @@ def decode_record(data: Any, kind: type[R], folder: Path) -> R:
 
 
 def decode_entry(document: Any, samples: Any, confirmed: str, folder: Path) -> HistoryEntry:
-    """Decode an entry, as :func:`decode_record`."""
+    """Decode an entry. Raises the errors of :func:`decode_record`."""
     try:
         times = _unpack_samples(_require_bytes(samples))
         if confirmed not in get_args(Confirmation):

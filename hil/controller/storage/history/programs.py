@@ -23,7 +23,7 @@ RECORD = "program.json"
 FILES = "files"
 _NAME = re.compile(r"(blake3|sha256)-[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.(new|old)-[0-9a-f]{16}")
-# No copy of a program takes this long.
+# Age from which a temporary directory is a leftover: no copy of a program takes this long.
 _LEFTOVER_S = 24 * 3600.0
 _MAX_RECORD_BYTES = 16 << 20
 
@@ -37,7 +37,7 @@ class ProgramSource:
 
 
 def combine_digests(digests: Mapping[str, str]) -> str:
-    """Return the digest of a program: that of the only file, or of the sorted list of names and digests."""
+    """Return the digest of a program: the digest of its only file, or a digest of the sorted file names and digests."""
     if len(digests) == 1:
         return next(iter(digests.values()))
     return digest_of(json.dumps(sorted(digests.items())).encode()) if digests else ""
@@ -46,8 +46,8 @@ def combine_digests(digests: Mapping[str, str]) -> str:
 class ProgramFolder:
     """Directory of programs. Only the process with the history's write lock may publish and delete programs.
 
-    All methods raise StorageError if the directory is a symbolic link: a repository could link it to a directory of the
-    user, whose content would be deleted.
+    All methods raise StorageError if the directory is a symbolic link. Otherwise, an untrusted repository could link it
+    to a directory of the user, and hil would delete files there.
     """
 
     def __init__(self, root: Path) -> None:
@@ -79,12 +79,12 @@ class ProgramFolder:
 
     @contextlib.contextmanager
     def copying(self, source: ProgramSource) -> Iterator[Path | None]:
-        """Copy a program for :meth:`publish`, and verify its digests. Needs no lock.
+        """Copy a program for :meth:`publish`, and verify its digests. The copy needs no lock.
 
-        The context manager deletes the copy unless it was published. It returns None if the program is stored already.
+        Yields None if the program is already stored. At the end of the context, an unpublished copy is deleted.
 
         Raises:
-            UsageError: a file is missing, outside of the directory, or has another content.
+            UsageError: a file is missing, is outside of the directory, or has different content.
             StorageError: the directory cannot be written.
         """
         record = source.record
@@ -105,7 +105,7 @@ class ProgramFolder:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def publish(self, digest: str, copy: Path) -> bool:
-        """Make a copy the stored program. Return False if the program is stored already."""
+        """Move a copy into the store. Return False if the program is already stored."""
         if self.find(digest) is not None:
             return False
         with self._storage():
@@ -116,8 +116,8 @@ class ProgramFolder:
         """Delete programs until the others need at most ``quota`` bytes. Return the digests.
 
         Args:
-            rank: called above the quota. Returns digest -> time of the last use, where programs that are not listed are
-                deleted first; and the digests of programs that stay, even above the quota.
+            rank: called if the quota is exceeded. Returns two values: digest -> time of the last use (unlisted programs
+                are deleted first), and the digests of programs that are never deleted.
         """
         sizes = self.sizes()
         total = sum(sizes.values())
@@ -174,7 +174,7 @@ class ProgramFolder:
 
     def _path(self, digest: str) -> Path:
         self._refuse_link()
-        algorithm_of(digest)  # refuses texts that are not digests, which may be paths
+        algorithm_of(digest)  # raises if the text is not a digest; it may be a path
         return self.root / digest.replace(":", "-", 1)
 
 

@@ -44,11 +44,12 @@ from hil.controller.storage.history.programs import FILES, ProgramFolder, Progra
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
-# Programs of such entries can be a baseline: correct, or measured without comparison.
+# The program of such an entry can be a baseline: its outputs are correct, or it was measured without comparison.
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
 _ID_LENGTH = 12
 _COMMIT_LEAST = 4
-# A file of another tool is as old as its last change, so a copy is newer but has the same result.
+# Replace an entry only if the new one is newer and has a different result. An imported file of another tool has the
+# time of its last change, so a copy of the file is newer but has the same result.
 _REPLACE_OLDER = (
     "on conflict do update set series = excluded.series, created = excluded.created, commit_id = excluded.commit_id,"
     " branch = excluded.branch, program = excluded.program, outcome = excluded.outcome, p50_ns = excluded.p50_ns,"
@@ -65,12 +66,12 @@ def series_id(key: SeriesKey) -> str:
 
 
 def median_ns(samples: Sequence[float]) -> float | None:
-    """Return the median of times, or None without times."""
+    """Return the median of times in nanoseconds, or None without times."""
     return statistics.median(samples) if samples else None
 
 
 def relative_spread(samples: Sequence[float]) -> float | None:
-    """Return the interquartile range of times divided by their median, or None with fewer than four times."""
+    """Return the interquartile range of times, divided by the median. Return None for fewer than four times."""
     if len(samples) < 4:
         return None
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -78,7 +79,7 @@ def relative_spread(samples: Sequence[float]) -> float | None:
 
 
 class HistoryStore:
-    """A history. Use :meth:`open`; a context manager that closes the database.
+    """History of measured cases. Create with :meth:`open`. The context manager closes the database.
 
     All methods raise StorageError if the history is damaged or cannot be read or written.
 
@@ -179,17 +180,19 @@ class HistoryStore:
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
         """Add entries, and the programs that they name, in one transaction.
 
-        Adding a run again has no effect. An entry with the run and case of a present entry replaces it only if it is
-        newer and has another result: `hil run --resume` measured the case again. An entry without board or runtime,
-        because its case failed early, joins the only series with otherwise equal keys.
+        Adding a run again has no effect. An entry replaces a stored entry with the same run and case only if it is
+        newer and has a different result, for example after `hil run --resume`. An entry may lack the board or runtime
+        because its case failed early. It joins the series whose key is otherwise equal, if there is only one such
+        series.
 
         Returns:
-            The numbers of entries and programs, and the invalid entries and programs, which were not stored.
+            The numbers of added entries and programs, and a list of invalid entries and programs, which were not
+                stored.
         """
         report = AddedEntries(history=str(self.folder), added=0, present=0, programs=0, evicted=0, skipped=[])
         self._programs.remove_leftovers()
         with contextlib.ExitStack() as stack:
-            # Copy without the lock: other writers wait for it only for a limited time.
+            # Copy without the lock, because other writers wait for the lock only for a limited time.
             copies = self._copy_programs(programs, report, stack)
             stack.enter_context(database_errors(self.folder))
             stack.enter_context(writing(self._database))
@@ -214,7 +217,7 @@ class HistoryStore:
         return None if folder is None else folder / FILES
 
     def program_record(self, digest: str) -> StoredProgram | None:
-        """Return how to load a program, or None if the history does not have it."""
+        """Return the record of a program, or None if the history does not have the program."""
         return self._programs.read(digest) if digest else None
 
     def annotations(self) -> list[HistoryNote]:
@@ -251,7 +254,10 @@ class HistoryStore:
         return note, count
 
     def confirm(self, entry: HistoryEntry, how: Confirmation) -> None:
-        """Mark an entry as right and not slower than before. Later programs are compared with its program."""
+        """Mark an entry as correct and not slower than before.
+
+        Later programs are compared with the program of this entry.
+        """
         with database_errors(self.folder), writing(self._database):
             self._database.execute(
                 "update entries set confirmed = ? where run = ? and case_name = ?", (how, entry.run, entry.case)
@@ -345,7 +351,7 @@ class HistoryStore:
                 ("program != ''", ()),
                 (_IS_GOOD, ()),
                 (f"{_IS_GOOD} and branch = ?", (self._baseline,)),
-                # Programs that a gate compares with; it ignores other branches.
+                # A gate compares with these programs and ignores other branches.
                 (f"{_IS_GOOD} and branch = ? and confirmed != ''", (self._baseline,)),
                 (f"{_IS_GOOD} and branch = ? and confirmed = 'accepted'", (self._baseline,)),
             )
@@ -359,7 +365,10 @@ class HistoryStore:
 
 
 def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:
-    """Return the only known key that differs in nothing but an unknown board or runtime, or else the given key."""
+    """Complete an unknown board or runtime in a key.
+
+    Return the known key that is equal in all other parts, if there is exactly one. Otherwise return ``key``.
+    """
     if key.board and key.runtime:
         return key
     found = [

@@ -34,7 +34,7 @@ from hil.errors import ErrorCode, HilError, StageError, StageTimeout
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
 _REAP_S = 10.0
-# Interval in which a call checks for cancellation, and for output to display.
+# Interval at which a call checks for cancellation, and for new output to display.
 _LOOK_S = 0.2
 # Maximum size of a function's result, as JSON.
 _MOST_BYTES = 256 << 20
@@ -58,7 +58,7 @@ def function_name(function: IsolatedFunction) -> str:
 
 
 def function_version(function: IsolatedFunction) -> str:
-    """Return a text that changes when a function's results may change: its name and the digest of its file.
+    """Return the function's name and the digest of its file. This text changes when the function's results may change.
 
     Raises:
         ValueError: see :func:`function_name`.
@@ -68,7 +68,7 @@ def function_version(function: IsolatedFunction) -> str:
 
 
 def file_version(module: str) -> str:
-    """Return the digest of a module's file for cache keys, because the file may be edited without a new version.
+    """Return the digest of a module's file, for cache keys. The file may change without a new package version.
 
     Returns "" for a module without a file.
     """
@@ -81,7 +81,7 @@ def file_version(module: str) -> str:
 
 @functools.cache
 def _digest_of_file(path: str) -> str:
-    """Compute the digest only once per process, because the loaded code does not change."""
+    """Return the digest of a file. It is computed only once per process, because the loaded code does not change."""
     return digest_file(Path(path))
 
 
@@ -114,8 +114,8 @@ def naming_errors(
     """Convert the errors of a call to errors of a stage.
 
     Args:
-        what: Activity for the timeout message: "compiling timed out after 60 s".
-        failure, failed: The error class, and the start of its message ("" uses only the call's message).
+        what: Activity for the timeout message, such as "compiling" in "compiling timed out after 60 s".
+        failure, failed: Error class, and start of the message ("" uses only the error's own message).
         crash, died: The same for a crash, if different.
 
     Raises:
@@ -143,7 +143,7 @@ class Isolated:
         self._lock = threading.Lock()
         self._idle: list[_IsolatedProcess] = []
         self._busy: set[_IsolatedProcess] = set()
-        self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
+        self.closed = False  # set by :meth:`close`, or by Ctrl-C during a call
         # Runs when the pool is garbage-collected or the interpreter exits.
         weakref.finalize(self, _end_all, self._idle, self._busy)
 
@@ -172,8 +172,8 @@ class Isolated:
                 try:
                     reply = worker.ask(request, timeout, log)
                 except _NeverBegun:
-                    # The worker died while idle, for example from an earlier call's leftovers. Nothing was executed, so
-                    # retry.
+                    # The worker died while idle, for example because of an earlier call. The function has not started,
+                    # so retry.
                     if is_new:
                         raise
                 except BaseException as error:
@@ -225,7 +225,7 @@ class Isolated:
 
 
 def lent(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
-    """Return a context with the caller's pool, which stays open, or with a new pool, which is closed at the end."""
+    """Return a context manager: for the caller's pool, which stays open, or for a new pool, which closes at the end."""
     return Isolated(workers) if isolated is None else contextlib.nullcontext(isolated)
 
 
@@ -330,7 +330,10 @@ class _IsolatedProcess:
         )
 
     def kill(self) -> None:
-        """Kill the worker and all child processes. Only once: later, the process group id may be reused."""
+        """Kill the worker and all child processes.
+
+        Further calls do nothing, because another process group may have the same id.
+        """
         first, self._killed = not self._killed, True
         if first:
             signal_group(self._process.pid)
@@ -355,7 +358,10 @@ def _end_all(idle: list[_IsolatedProcess], busy: Collection[_IsolatedProcess]) -
 
 
 def _environment() -> dict[str, str]:
-    """Return the worker's environment: it imports the same hil, and nothing from the working directory."""
+    """Return the worker's environment variables.
+
+    The worker imports the same hil, and nothing from the working directory.
+    """
     root = str(Path(__file__).resolve().parents[4])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}

@@ -1,6 +1,6 @@
 """Worker process of :mod:`hil.controller.storage.isolation.isolated`, started with ``python -m``.
 
-It reads one request per line from stdin. For each request it first reports the start, then the result.
+The worker reads one request per line from stdin. For each request, it first reports the start, then the result.
 """
 
 from __future__ import annotations

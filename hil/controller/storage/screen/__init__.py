@@ -1,1 +1,1 @@
-"""Output for people: console, live output, prompts, pictures and texts."""
+"""Output for the user: console, live output, prompts, pictures and texts."""

@@ -1,4 +1,4 @@
-"""Console for all output of hil. It sets colors and layout, and makes control characters in texts visible."""
+"""Console for all output of hil, with colors and layout. Control characters in texts become visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.segment import Segment
 
 from hil.core.text import VisibleStream, visible
 
-# Wider than any table row.
+# Console width for output without a terminal: wider than any table row.
 _UNLIMITED = 4000
 
 
@@ -32,7 +32,7 @@ class Console(rich.console.Console):
 
     @property
     def file(self) -> IO[str]:
-        """The output stream. A VisibleStream is unwrapped, because this console's output is visible already."""
+        """The output stream. A VisibleStream is unwrapped, because this console already escapes control characters."""
         found = super().file
         return found.own if isinstance(found, VisibleStream) else found
 

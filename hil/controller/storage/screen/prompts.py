@@ -1,4 +1,4 @@
-"""Prompts on the terminal, one at a time, from any thread. Other output pauses meanwhile."""
+"""Show prompts on the terminal, one at a time, from any thread. Other output pauses during a prompt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[Non
 
 
 def between_questions() -> AbstractContextManager[object]:
-    """Return a context without prompts, for lines that would otherwise interrupt a prompt."""
+    """Return a context manager that blocks prompts, so that printed lines do not interrupt a prompt."""
     return _asking
 
 
@@ -75,7 +75,8 @@ def _terminal() -> Iterator[int | None]:
         for pause in reversed(_displays):
             kept.enter_context(pause())
         terminal = None
-        # Only stdin shows that a user started this process: tests and jobs inherit the terminal of their parent.
+        # Only a terminal on stdin shows that a user started this process: tests and jobs also inherit their parent's
+        # terminal.
         if sys.stdin and sys.stdin.isatty():
             with contextlib.suppress(OSError):
                 terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -86,8 +87,8 @@ def _terminal() -> Iterator[int | None]:
 def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     usual = termios.tcgetattr(terminal)
     own = termios.tcgetattr(terminal)
-    # Ctrl-C sends a signal to the main thread, which may not be the prompting thread. So read Ctrl-C as an end of
-    # line.
+    # Ctrl-C sends a signal to the main thread, but another thread may show the prompt. So disable the signal and read
+    # Ctrl-C as an end of line.
     own[3] &= ~(termios.ISIG | (0 if echo else termios.ECHO))
     own[6][termios.VEOL] = _CTRL_C
     termios.tcsetattr(terminal, termios.TCSAFLUSH, own)

@@ -1,4 +1,4 @@
-"""Texts for reports and terminals: sanitize foreign text, and control line breaks."""
+"""Format texts for reports and terminals: sanitize untrusted text, and control line breaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def line(text: str, longest: int = 300) -> str:
 
 
 def shortened(text: str, longest: int = 4000) -> str:
-    """Shorten a text in the middle: tools report errors at the start or the end."""
+    """Shorten a text in the middle, because tools report errors at the start or the end."""
     text = plain(text).strip()
     if len(text) <= longest:
         return text
@@ -60,7 +60,7 @@ def counted(count: int, what: str) -> str:
 
 
 def as_text(text: str) -> str:
-    """Mark a text that starts like a formula as text, in the notation of spreadsheets."""
+    """Prefix a text that looks like a formula with an apostrophe, so that spreadsheets treat it as text."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
@@ -74,7 +74,7 @@ def unique_name(base: str, taken: set[str], first: int = 1) -> str:
     return name
 
 
-# Error when importing a torchvision or torchaudio that was built for a different torch. It has no specific exception
+# Error text of a torchvision or torchaudio that was built for a different torch. The error has no specific exception
 # type.
 _OTHER_TORCH = r"operator (torchvision|torchaudio)::\w+ does not exist"
 
@@ -108,9 +108,9 @@ def import_hint(error: Exception) -> str:
     return f"pip install {error.name.partition('.')[0]}" if isinstance(error, ImportError) and error.name else ""
 
 
-# Placeholder for a space without line break: rich breaks lines at all kinds of spaces. The placeholder has the width of
-# a space and is an unassigned character. rich measures it without loading its width tables (3 ms to import). It is
-# replaced before printing.
+# Placeholder for a space without line break, because rich breaks lines at all kinds of spaces. Before printing, hil
+# replaces the placeholder by a space. The placeholder is an unassigned character with the width of a space. rich
+# measures this character without its width tables, which take 3 ms to import.
 _GLUE = "\u0378"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")
 
@@ -132,7 +132,7 @@ def units(text: str) -> str:
     return _UNIT.sub(_GLUE, text)
 
 
-# Narrower terminals break the lines themselves.
+# Minimum width of a text. Narrower terminals break the lines themselves.
 _ROOM_LEAST = 20
 
 
@@ -143,7 +143,7 @@ def say(
 
     Args:
         label: Printed before the text; "" omits the label and its column.
-        whole: Never break the line, because it may contain a command to copy. The terminal wraps it.
+        whole: Never break the line, because it may contain a command to copy. The terminal wraps the line.
     """
     from rich.text import Text
 
@@ -152,7 +152,7 @@ def say(
         console.print(Text(head).append(text, style), soft_wrap=True)
         return
     room = max(console.width - len(head), _ROOM_LEAST)
-    # A one-row table has the same effect but takes 0.2 ms: a run may have many cases and lines.
+    # Do not use a one-row table. It has the same effect but takes 0.2 ms, and a run may have many lines.
     for shown in Text(units(text), style=style).wrap(console, room, overflow="fold"):
         shown.plain = shown.plain.rstrip().replace(_GLUE, " ")
         console.print(Text(head).append_text(shown), soft_wrap=True)
