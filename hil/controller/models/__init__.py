@@ -1,1 +1,1 @@
-"""Models: import, conversion, flows, and inputs."""
+"""Import and convert models, apply flows, and make inputs."""

@@ -1,4 +1,4 @@
-"""Run compilers in isolated processes: settings, IREE's binary, and compile errors."""
+"""Run compilers in isolated processes: settings, IREE's binary, and errors of the compiler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hil.core.processes import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 
 LOG = "compile.log"
-# File with large weights in the directory of a program or module, and the scope name in programs.
+# File with the large weights of a program or module, and the scope of these weights in programs.
 PARAMETERS = "params.irpa"
 PARAMETER_SCOPE = "model"
-# Larger weights go into a separate file: protobuf and the compiler are limited to 2 GB, and compiling a program with a
-# gigabyte of constants takes several times that memory.
+# If the weights have at least this size, they go into a separate file. protobuf and the compiler are limited to 2 GB,
+# and compiling a gigabyte of constants takes several gigabytes of memory.
 EXTERNAL_FROM_BYTES = 256 << 20
-# Smaller tensors stay in the program: the compiler uses the values of shapes, indices and scales.
+# Tensors with fewer elements stay in the program, because the compiler uses the values of shapes, indices and scales.
 EXTERNAL_FROM_ELEMENTS = 1 << 16
 # IREE 3.13's phases, in order: the values of --compile-to.
 IREE_PHASES = (
@@ -91,9 +91,9 @@ _PHASE_WITHIN = 1 << 20
 
 
 def entering(phase: str) -> None:
-    """Report the phase start in the log.
+    """Report in the log that a phase starts.
 
-    After a crash or hang of the isolated function, the log is the only source.
+    After a crash or a hang of the isolated function, only the log shows the active phase.
     """
     print(f"{_MARK}{phase}", flush=True)
 
@@ -111,7 +111,7 @@ def _last_phase(log: Path, start: int) -> str:
 def compiling(
     what: str = "compiling", *, died: str = "the compiler crashed", failed: str = "cannot compile the model"
 ) -> contextlib.AbstractContextManager[None]:
-    """Name the errors of an isolated compiler call, as :func:`naming_errors` does."""
+    """Convert the errors of an isolated compiler call, like :func:`naming_errors`."""
     return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 
@@ -200,7 +200,7 @@ def run_logged(
 
 
 def death_text(code: int) -> str:
-    """Describe the process exit: ``of SIGSEGV``, ``with exit code 3``."""
+    """Describe how a process ended: ``of SIGSEGV``, ``with exit code 3``."""
     return f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
 

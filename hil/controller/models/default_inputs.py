@@ -1,4 +1,4 @@
-"""Override default inputs of ONNX models, which are initializers with the name of an input."""
+"""Override default values of inputs in ONNX models. A default value is an initializer with the name of an input."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def with_given_defaults(
 
     Args:
         model: the model.
-        given: name -> tensor, or texts of ``--input``, which name tensors or follow input order. Inputs with a default
-            value are last.
+        given: name -> tensor, or texts of ``--input``. Texts contain a name, or follow the order of the inputs; inputs
+            with a default value are last.
         context: cache and isolated processes.
 
     Raises:

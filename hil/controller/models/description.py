@@ -1,4 +1,4 @@
-"""Common description of models that importers return."""
+"""Build the description of a model that all importers return."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def description(
     random: Sequence[str] = (),
     float64: bool = True,
 ) -> dict[str, Any]:
-    """Return the result of :class:`hil.controller.models.importers.Importer`. ``dims`` replace symbols.
+    """Return the result of :class:`hil.controller.models.importers.Importer`. ``dims`` set symbolic dimensions.
 
     Args:
         file: file name for messages.
@@ -35,12 +35,12 @@ def description(
         external: further file names.
         needs: further file -> (required size in bytes, label for the data).
         producer: further data.
-        random: labels for random nodes, given if every output may depend on them.
+        random: labels of random nodes, if every output may depend on them.
         float64: whether the model may compute with float64.
 
     Raises:
         ImportFailed: the function has no outputs.
-        UsageError: the inputs do not have such a dimension.
+        UsageError: a dimension in ``dims`` does not exist.
     """
     if outputs is not None and not outputs:
         raise ImportFailed(

@@ -1,7 +1,7 @@
-"""ExecuTorch backends: lowering, quantisation, and requirements of their programs.
+"""Define ExecuTorch backends: lowering, quantisation, and requirements of their programs.
 
-Plugins register backends under the entry-point group ``hil.executorch_backends``. The functions here and in plugins run
-in an isolated process; only they import ExecuTorch.
+Plugins register backends under the entry-point group ``hil.executorch_backends``. These functions, here and in plugins,
+run in an isolated process. No other code imports ExecuTorch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ExecuTorchBackend:
         lower: see above.
         quantizer: see above; None if the backend does not support quantisation.
         options: compile flag ``--NAME=VALUE`` -> default text; both functions get all options.
-        needs: names of the backend's delegates in a program, starting with the main one, and name prefixes of operators
-            (``cortex_m::``). A program that calls such a delegate or operator is a SKIP on boards that lack it.
+        needs: names of the backend's delegates in a program, the main delegate first, and name prefixes of operators
+            (``cortex_m::``). On boards that lack a delegate or operator of a program, the case is a SKIP.
         packages: distributions, in addition to ExecuTorch's, with versions that results depend on.
         environment: variables with the path of a vendor's SDK; a missing variable is a UsageError.
         fold_quantize: store weights quantised, see ``convert_pt2e``.
@@ -77,7 +77,10 @@ class ExecuTorchBackend:
         return [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
 
     def made_by(self) -> dict[str, Any]:
-        """Return the dependencies for programs, except model and options. Raises UsageError for a missing package."""
+        """Return all inputs of a program's cache key except model and options.
+
+        Raises UsageError for a missing package.
+        """
         versions = {package: needed_version(package) for package in self.packages}
         return {
             "functions": [function_version(one) for one in self.functions()],
@@ -114,7 +117,9 @@ def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapp
 
 
 def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the backend and options of a quantisation. Return the dependencies other than the recipe's settings.
+    """Check the backend and options of a quantisation.
+
+    Return the inputs of the cache key other than the recipe's settings.
 
     Raises:
         UsageError: the backend or option is unknown, or the backend does not support quantisation.
@@ -257,7 +262,7 @@ def arm_quantizer(per_channel: bool, is_dynamic: bool, target: str) -> Any:
 
 
 def lower_cortex_m(program: Any, cpu: str) -> Any:
-    """Rewrite operators to CMSIS-NN operators, which are kernels instead of delegates."""
+    """Rewrite operators to CMSIS-NN operators. These are kernels, not delegates."""
     from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config
     from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager
     from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig

@@ -1,4 +1,4 @@
-"""Inputs for running or calibrating a model: validated tensors from the user, and seeded random tensors."""
+"""Make the inputs for running or calibrating a model: validated tensors from the user, and seeded random tensors."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def make_inputs(
         dims: sizes for symbolic dimensions. The shapes of given tensors also set sizes.
 
     Raises:
-        UsageError: a tensor does not match the model's name, dtype or shape, there are too many, or a dimension is
-            open.
+        UsageError: a tensor's name, dtype or shape does not match the model, there are too many tensors, or a dimension
+            has no size.
     """
     sizes = dict(dims or {})
     by_name = {spec.name: spec for spec in specs}
@@ -71,7 +71,7 @@ def make_inputs(
     else:
         chosen = {}
         for text in given:
-            # Only pass inputs without a tensor, so that each is given once.
+            # Only pass inputs that have no tensor yet, so that each input gets one tensor.
             chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
     for name, array in chosen.items():
         if name not in by_name:
@@ -94,13 +94,13 @@ def make_inputs(
 
 
 def with_sizes_of(model: Model, inputs: Mapping[str, Array]) -> Model:
-    """Return the model with sizes from the inputs' shapes, so that it is compiled for them.
+    """Return the model with sizes from the inputs' shapes, so that it is compiled for these sizes.
 
     Compiled programs are returned unchanged.
     """
     if model.format not in _COMPILED_FORMATS or model.inputs is None:
         return model
-    # In exported programs, a dimension may be an expression of other dimensions, which cannot be set.
+    # In exported programs, a dimension may be an expression of other dimensions. Such a dimension cannot be set.
     free = model.producer["dims"] if model.format == "pt2" else None
     sizes = dict(model.dims)
     for spec in model.inputs:
@@ -115,13 +115,13 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     """Parse an ``--input`` or ``--expected`` text. Return the tensors by name.
 
     Forms: ``NAME=x.npy``, ``NAME=x.npz:key``, ``NAME=test.pb`` (an ONNX TensorProto), ``x.npz`` (every key is an
-    input), ``x.npy`` or ``@x.npy`` (the next input), and those of iree-run-module: ``4x8xf32=@x.bin``, ``4x8xf32=1 2
-    3``, ``4x8xf32=2`` (all equal), ``4x8xf32`` (all zero), ``7`` (a scalar). The forms of iree-run-module may
-    also follow ``NAME=``.
+    input), ``x.npy`` or ``@x.npy`` (the next input), and the forms of iree-run-module: ``4x8xf32=@x.bin``, ``4x8xf32=1
+    2 3``, ``4x8xf32=2`` (all equal), ``4x8xf32`` (all zero), ``7`` (a scalar). The forms of iree-run-module may also
+    follow ``NAME=``.
 
     Args:
         text: the option's value.
-        specs: inputs (or outputs) without a tensor so far, in order.
+        specs: inputs (or outputs) that have no tensor yet, in order.
         strict: reject a mismatch in dtype or shape before allocating memory.
 
     Raises:
@@ -145,7 +145,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
 
 
 def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
-    """Convert a value from the user to an array. Raw bytes, as in a .npz with bfloat16, get the spec's dtype.
+    """Convert a value from the user to an array. Raw bytes, such as bfloat16 in a .npz file, get the spec's dtype.
 
     Raises:
         UsageError: the value is not an array, or has an unsupported dtype.
@@ -179,7 +179,10 @@ def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
 
 
 def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
-    """Return a check that an array in a file matches a spec exactly. With ``strict``, a mismatch raises UsageError."""
+    """Return a function that checks if an array in a file matches a spec exactly.
+
+    With ``strict``, a mismatch raises UsageError.
+    """
 
     def fits(found: np.dtype[Any], shape: tuple[int, ...]) -> bool:
         name = spec.dtype if is_raw(found, spec.dtype) else dtype_name(found)
@@ -198,7 +201,7 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
 
 
 class OpenDimensions(UsageError):
-    """Dimensions without a size from the user or from a given tensor."""
+    """Raised for dimensions without a size from the user or from a given tensor."""
 
     def __init__(self, message: str, needs: Sequence[str]) -> None:
         super().__init__(message, option="--input" if any(need.startswith("--input") for need in needs) else "")
@@ -206,7 +209,7 @@ class OpenDimensions(UsageError):
         self.suggest({})
 
     def suggest(self, sizes: Mapping[str, int]) -> None:
-        """Put sizes into the hint; unknown sizes are 1."""
+        """Add suggested sizes to the hint. Unknown sizes are 1."""
         options = (need if need.startswith("--") else f"--dim {need}={sizes.get(need, 1)}" for need in self._needs)
         self.hint = " ".join(options)
 
@@ -264,7 +267,7 @@ def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
 def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     shape = tuple(int(size) for size in form["dims"].split("x") if size)
     name = mlir_dtype(form["type"]) or ""
-    # iree-run-module's i8 has no signedness and also covers bools. The model's input determines the dtype.
+    # In iree-run-module, i8 has no sign and may also be bool. The model's input determines the dtype.
     if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
         name = spec.dtype
     value = form["value"]
@@ -334,7 +337,7 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
     with Npz(path) as archive:
         names = dict(zip(archive.keys, archive.keys, strict=True))
         if all(re.fullmatch(r"arr_\d+", key) and key not in by_name for key in names):
-            # numpy's default names for unnamed arrays, in order
+            # arr_0, arr_1, ...: numpy's names for unnamed arrays, in order
             if len(names) > len(specs):
                 raise UsageError(
                     f"{path} has {len(names)} arrays, expected at most {len(specs)}", hint=_signature(specs)
@@ -348,9 +351,9 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
         }
 
 
-# Cut-off for random normal floats, so that sums and exponentials stay in range.
+# Maximum magnitude of random normal floats, so that sums and exponentials stay in range.
 _CUT = 4.0
-# Limit for random integers wider than 8 bits: avoids overflows of sums and products, and large sizes and indices.
+# Maximum magnitude of random integers wider than 8 bits, to avoid overflows, huge sizes and invalid indices.
 _SMALL_INTEGER = 100
 _WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
 
@@ -401,7 +404,7 @@ def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[fl
     if bounds is None:
         return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
     share = np.asarray(generator.random(shape, dtype), dtype)
-    # low + share * (high - low) would overflow for the dtype's full range.
+    # Do not compute low + share * (high - low), which overflows for the dtype's full range.
     return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
 
 
@@ -412,7 +415,7 @@ def _limits_of(name: str) -> tuple[float, float]:
         return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     limits = float_limits(dtype_of(name))
     if name == "float8_e8m0fnu":
-        # Powers of two from 2^-127 to 2^127. The smallest would be flushed to zero in intermediate results.
+        # float8_e8m0fnu has powers of two from 2^-127 to 2^127. Intermediate results would flush the smallest to zero.
         return float(limits.smallest_normal), float(limits.max)
     return float(limits.min), float(limits.max)
 
@@ -424,7 +427,9 @@ def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: flo
 
 
 def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
-    """Return the calibration samples, with all inputs by name: given samples, those of the model's file, or random.
+    """Return the calibration samples, each with all inputs by name.
+
+    The samples are the given samples, the samples of the model's file, or random.
 
     Raises:
         UsageError: the samples do not match the model, or the file is invalid.
@@ -434,7 +439,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
     from_file = not given and exists(file)
     if from_file:
         given = _read(file)
-    # Random test inputs have seed 0 by default, so calibration uses other seeds.
+    # Use seeds other than 0, which is the default seed of random test inputs.
     seeds = range(1, 1 + (len(given) or count))
     samples = [dict(one) for one in given] or [{} for _ in seeds]
     try:

@@ -1,4 +1,4 @@
-"""Expand operators of ONNX Runtime into operators of the ONNX standard, for compilers that lack them.
+"""Expand operators of ONNX Runtime into standard ONNX operators, for compilers that lack ONNX Runtime's operators.
 
 Source: docs/ContribOperators.md of ONNX Runtime.
 """
@@ -21,16 +21,16 @@ from hil.controller.models.importers.onnx_nodes import (
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
 
-# ONNX Runtime registers this operator in the domain of ONNX, and the others in its own.
+# ONNX Runtime registers this operator in the domain of ONNX, and the other operators in its own domain.
 _IN_ONNX = "SimplifiedLayerNormalization"
 _FLOAT, _UINT8 = 1, 2  # TensorProto.DataType
-# Attribute of MatMulNBits and similar operators: ONNX Runtime may round activations to 8 bits.
+# Attribute of MatMulNBits and similar operators that allows ONNX Runtime to round activations to 8 bits.
 ACCURACY = "accuracy_level"
 # Oldest opset of the expansions, which use CastLike.
 OLDEST_OPSET = 15
 # Since this opset, reductions take the axes as an input.
 _AXES_INPUT = 18
-# A slice to this end takes all.
+# End of a slice that includes all remaining elements.
 _END = np.iinfo(np.int64).max
 
 
@@ -42,7 +42,8 @@ def find_contrib(model: Any) -> list[str]:
 def expand_contrib(model: Any, opset: int) -> Any:
     """Return a copy of a model without these operators.
 
-    GroupQueryAttention appends the new keys and values to its past, so the past has no unused positions.
+    The expansion of GroupQueryAttention appends the new keys and values to the past. The past must therefore have no
+    unused positions.
 
     Args:
         opset: Version of ONNX's standard opset that the model uses, at least :data:`OLDEST_OPSET`.
@@ -53,7 +54,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
     copy = type(model)()
     copy.CopyFrom(model)
     shapes = _Shapes(copy)
-    # Inner graphs first: changing a graph copies its nodes with their subgraphs.
+    # Change inner graphs first, because changing a graph copies its nodes with their subgraphs.
     for graph in reversed(all_graphs(copy.graph)):
         nodes: list[Any] = []
         for node in graph.node:
@@ -65,7 +66,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
 
 
 def remove_accuracy_levels(model: Any) -> None:
-    """Remove all accuracy levels from a model, so that ONNX Runtime computes it as defined."""
+    """Remove all accuracy levels from a model, so that ONNX Runtime does not round activations."""
     for node in nodes_and_functions(model):
         for attribute in [one for one in node.attribute if one.name == ACCURACY]:
             node.attribute.remove(attribute)
@@ -77,7 +78,7 @@ def _is_contrib(node: Any) -> bool:
 
 
 class _Shapes:
-    """Shapes and types of the tensors of a model, as far as the file has them."""
+    """Known shapes and types of a model's tensors."""
 
     def __init__(self, model: Any) -> None:
         self._values: dict[str, tuple[int, list[Any]]] = {}
@@ -90,7 +91,7 @@ class _Shapes:
                 self._values[name] = tensor.data_type, list(tensor.dims)
 
     def shape_of(self, name: str) -> list[int | None] | None:
-        """Return the sizes, None for those unknown; None if the rank is unknown."""
+        """Return the shape; an unknown size is None. Return None if the rank is unknown."""
         return self._values.get(name, (0, None))[1]
 
     def type_of(self, name: str) -> int:
@@ -112,7 +113,7 @@ class _Expansion:
         self._attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
 
     def expand(self) -> list[Any]:
-        """Return the nodes. Raises CompileFailed for unsupported attributes and inputs."""
+        """Return the nodes of the expansion. Raises CompileFailed for unsupported attributes and inputs."""
         _EXPANSIONS[self._node.op_type](self)
         unknown = [name for name, value in self._attributes.items() if not _is_off(value)]
         if unknown:
@@ -120,27 +121,27 @@ class _Expansion:
         return self._nodes
 
     def refuse(self, what: str) -> None:
-        """Raise CompileFailed for a part of the operator."""
+        """Raise CompileFailed for an unsupported part of the operator."""
         raise CompileFailed(
             f"IREE lacks {self._node.op_type}, and hil cannot expand {node_label(self._node)}: unsupported {what}",
             hint="use the runtime onnxruntime, or export the model with standard operators",
         )
 
     def attribute(self, name: str, default: Any) -> Any:
-        """Return and consume an attribute."""
+        """Return an attribute and mark it as supported."""
         return self._attributes.pop(name, default)
 
     def input(self, place: int) -> str:
-        """Return the name of an input, "" if omitted."""
+        """Return the name of an input; "" if omitted."""
         return self._node.input[place] if place < len(self._node.input) else ""
 
     def refuse_inputs(self, first: int) -> None:
-        """Refuse inputs from a place on."""
+        """Raise CompileFailed if the input ``first`` or a later input is set."""
         if any(self._node.input[first:]):
             self.refuse(f"input {first + next(n for n, name in enumerate(self._node.input[first:]) if name)}")
 
     def output(self, place: int) -> str:
-        """Return the name of an output, "" if omitted."""
+        """Return the name of an output; "" if omitted."""
         return self._node.output[place] if place < len(self._node.output) else ""
 
     def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
@@ -158,11 +159,11 @@ class _Expansion:
         return self.add("Constant", value=numpy_helper.from_array(np.asarray(value)))
 
     def integers(self, *values: int) -> str:
-        """Add a vector of int64."""
+        """Add a constant vector of int64. Return its name."""
         return self.constant(np.array(values, np.int64))
 
     def number(self, value: float, like: str) -> str:
-        """Add a number of the type of another tensor."""
+        """Add a number with the type of another tensor."""
         return self.add("CastLike", self.constant(np.array(value, np.float32)), like)
 
     def unsqueeze(self, x: str, *axes: int) -> str:
@@ -170,11 +171,11 @@ class _Expansion:
         return self.add("Unsqueeze", x, self.integers(*axes))
 
     def slice_last(self, x: str, start: int, end: int) -> str:
-        """Return a part of the last axis."""
+        """Return elements ``start`` to ``end`` of the last axis."""
         return self.add("Slice", x, *(self.integers(value) for value in (start, end, -1)))
 
     def size_of(self, x: str, axis: int) -> str:
-        """Return a size as a scalar."""
+        """Return the size of an axis as a scalar."""
         return self.add("Gather", self.add("Shape", x), self.constant(np.array(axis, np.int64)))
 
     def count(self, start: str, stop: str) -> str:
@@ -182,7 +183,7 @@ class _Expansion:
         return self.add("Range", start, stop, self.constant(np.array(1, np.int64)))
 
     def split_heads(self, x: str, heads: int) -> str:
-        """Return [batch, length, heads * size] as [batch, heads, length, size]."""
+        """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
         return self.add("Transpose", self.add("Reshape", x, self.integers(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
     def join_heads(self, x: str, output: str) -> str:
@@ -235,7 +236,7 @@ class _Expansion:
         return [self.unsqueeze(row, 1) for row in rows]
 
     def width_of(self, table: str) -> int:
-        """Return the number of values of a head that a table of cosines rotates."""
+        """Return how many values of a head are rotated, from the width of the table of cosines."""
         shape = self._shapes.shape_of(table)
         if not shape or shape[-1] is None:
             self.refuse("table of cosines with an unknown size")
@@ -243,7 +244,7 @@ class _Expansion:
         return 2 * shape[-1]
 
     def unpack(self, packed: str, bits: int) -> str:
-        """Return the unsigned integers in bytes [N, M, bytes], lowest bits first, as floats [N, M, integers]."""
+        """Unpack unsigned integers from bytes [N, M, bytes], lowest bits first. Return floats [N, M, integers]."""
         rest, parts, base = self.add("Cast", packed, to=_FLOAT), [], self.constant(np.array(1 << bits, np.float32))
         for _ in range(8 // bits - 1):
             higher = self.add("Floor", self.add("Div", rest, base))
@@ -299,7 +300,10 @@ class _Expansion:
             self.add("Add", product, bias, output=self.output(0))
 
     def expand_zero_points(self, name: str, columns: int, blocks: int, bits: int) -> str:
-        """Return zero points of each block as floats: packed bytes, or numbers of the scales' type."""
+        """Return the zero points of each block as floats.
+
+        The input has packed bytes, or numbers of the scales' type.
+        """
         kind = self._shapes.type_of(name)
         if not kind:
             self.refuse("zero points of an unknown type")
@@ -370,7 +374,7 @@ class _Expansion:
         self.join_heads(mixed, self.output(0))
 
     def split_queries(self, heads: int, kv_heads: int) -> tuple[str, str, str]:
-        """Return queries, keys and values [batch, heads, length, size] of the inputs, which may be packed."""
+        """Return queries, keys and values [batch, heads, length, size] from the inputs, which may be packed."""
         query, key, value = (self.input(place) for place in range(3))
         if key:
             return self.split_heads(query, heads), self.split_heads(key, kv_heads), self.split_heads(value, kv_heads)
@@ -384,14 +388,14 @@ class _Expansion:
         return q, k, v
 
     def scale_queries(self, q: str) -> str:
-        """Return the queries times the scale, by default 1 / sqrt(size)."""
+        """Return the queries multiplied by the scale, by default 1 / sqrt(size)."""
         if scale := self.attribute("scale", 0.0):
             return self.add("Mul", q, self.number(scale, q))
         size = self.add("CastLike", self.size_of(q, 3), q)
         return self.add("Div", q, self.add("Sqrt", size))
 
     def mask_scores(self, scores: str, positions: str, total: str) -> str:
-        """Return scores [batch, heads, length, total] with minus infinity for keys that a query does not see."""
+        """Return scores [batch, heads, length, total], with minus infinity for keys that are hidden from a query."""
         keys = self.unsqueeze(self.count(self.constant(np.array(0, np.int64)), total), 0)
         queries = self.unsqueeze(positions, 1)
         seen = self.add("LessOrEqual", keys, queries)

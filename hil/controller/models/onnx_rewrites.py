@@ -1,4 +1,4 @@
-"""Rewrite ONNX models: inline local functions, convert operators to a newer opset, and expand those of ONNX Runtime.
+"""Rewrite ONNX models: inline local functions, convert to a newer opset, and expand operators of ONNX Runtime.
 
 Each rewrite is checked against the original on a case's inputs: see :mod:`hil.controller.models.rewrite_check`.
 """
@@ -19,11 +19,12 @@ from hil.controller.models.onnx_contrib import OLDEST_OPSET, expand_contrib, fin
 from hil.controller.storage.screen.texts import first_line, unique_name
 from hil.formats.onnx_functions import inline_functions
 
-# Oldest opset that the lowerings of IREE's importer support.
+# Oldest opset that IREE's importer supports.
 OPSET = 17
 INLINER = "onnx.inliner"
 _EXPANSION = "expansion of "
-# Since this opset, these operators normalize a single axis; before, all axes from the given axis on, flattened.
+# Since this opset, Hardmax normalizes a single axis. Before, it flattens and normalizes all axes from the given axis
+# on.
 _FLATTENING_UNTIL = 13
 _OLD_RESIZE = 10
 
@@ -42,12 +43,12 @@ def needed_rewrites(model: Any) -> list[str]:
 def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and result of each rewrite that IREE's importer needs, in order. The last result is final.
 
-    If the operators are unchanged in opset 17, only the opset number changes, which does not count as a rewrite.
+    If opset 17 does not change the model's operators, only the opset number changes. This does not count as a rewrite.
     """
     if model.functions:
         model = inline_functions(model)
         yield INLINER, model
-    # Name nodes before the converter adds some, so that numbers match other places.
+    # Name the nodes before the converter adds nodes, so that hil uses the same names everywhere.
     name_nodes(model)
     version = opset_of(model)
     if version and version < OPSET:
@@ -64,7 +65,10 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _try_convert(model: Any, version: int) -> Any:
-    """Return the model in the newer opset, or None if onnx cannot convert it: the importer may still accept it."""
+    """Return the model in the newer opset, or None if onnx cannot convert it.
+
+    The importer may still accept such a model.
+    """
     try:
         return convert_opset(model, OPSET)
     except Exception as error:
@@ -94,11 +98,12 @@ def name_nodes(model: Any) -> None:
 def convert_opset(model: Any, version: int) -> Any:
     """Convert a model to a newer opset with onnx's converter, and fix the converter's errors.
 
-    - ``Resize`` 10 and ``Upsample`` read the pixel at ``x / scale``; the converter leaves the default of ``Resize`` 11.
-    - ``Hardmax`` before 13 flattens all axes from the given axis on, which the converter ignores.
+    - ``Resize`` 10 and ``Upsample`` read the pixel at ``x / scale``. The converter does not set this, so the different
+      default of ``Resize`` 11 would apply.
+    - ``Hardmax`` before opset 13 flattens all axes from the given axis on. The converter ignores this.
 
     Raises:
-        ValueError: the scales for a ``Resize`` 10 are unknown, or both above and below 1.
+        ValueError: the scales for a ``Resize`` 10 are unknown, or some are above 1 and others below 1.
         Exception: onnx's converter failed.
     """
     from onnx import ModelProto, helper, version_converter
@@ -107,7 +112,7 @@ def convert_opset(model: Any, version: int) -> Any:
     source = ModelProto()
     source.CopyFrom(model)
     graphs = [source.graph, *(inner for node in nodes_of(source.graph.node) for inner in graphs_of(node))]
-    # Keyed by output, because the converter creates nodes without names.
+    # The key is an output, because the converter creates nodes without names.
     sampling: dict[str, tuple[str, str]] = {}
     # Inner graphs first: changing a graph copies its nodes with their subgraphs.
     for graph in reversed(graphs):

@@ -1,6 +1,6 @@
 """Find nodes in ONNX models that draw random numbers, and the outputs that depend on them.
 
-A seed does not make two backends agree, because their generators differ.
+Even with a seed, two backends draw different numbers, because their generators differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of
 # Operators of ONNX's standard domain that always draw.
 DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 _DRAWING_CONTRIB = frozenset(["Sampling"])
-# Operators that draw only in training mode -> positions of the inputs `ratio` and `training_mode`.
+# Operators that draw random numbers only in training mode -> positions of the inputs `ratio` and `training_mode`.
 _DROPOUTS = {
     ("", "Dropout"): (1, 2),
     ("com.microsoft", "BitmaskDropout"): (1, 2),
@@ -90,7 +90,7 @@ class _Finder:
         }
         key = (body.domain, body.name, tuple((name, id(tensor)) for name, tensor in given.items()))
         if key not in self._known:
-            self._known[key] = False  # recursive functions are invalid, but the search must terminate
+            self._known[key] = False  # the search must also end for recursive functions, which are invalid
             inner = {**given, **constants_of(body)}
             self._known[key] = any(self.draws(node, inner) for node in body.node)
         return self._known[key]
@@ -104,7 +104,7 @@ def _drops(node: Any, constants: Mapping[str, Any], ratio: int, training: int) -
 
 
 def _may_be_set(node: Any, position: int, constants: Mapping[str, Any]) -> bool:
-    """Return True if an input may be other than 0. The default of an omitted input is not 0."""
+    """Return True if an input may have a value other than 0. The default of an omitted input is not 0."""
     from onnx import numpy_helper
 
     tensor = constants.get(node.input[position])

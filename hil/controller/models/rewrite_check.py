@@ -1,4 +1,7 @@
-"""Check that rewrites of an ONNX model preserve the outputs: run the model before and after each in ONNX Runtime."""
+"""Check that rewrites preserve the outputs of an ONNX model.
+
+Runs the model in ONNX Runtime before and after each rewrite.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,32 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Both models run on the same kernels without optimizations, so only rounding may differ.
+# Tolerance: both models run on the same kernels without optimizations, so only rounding may differ.
 _EPSILONS = 16
 _HINT = "the board received an incorrect model: export it with opset 17 or newer, without local functions"
 
 
 def is_rewritten(model: Model, makers: Iterable[str]) -> bool:
-    """Return True if hil rewrites a model for one of these compilers or references, as for IREE's importer."""
+    """Return True if one of these compilers or references receives the model with the rewrites for IREE's importer."""
     return model.format == "onnx" and any(maker.startswith("iree") for maker in makers)
 
 
 def check_rewrites(
     model: Model, inputs: Mapping[str, Array], *, is_converted: bool = True, **work: Unpack[Work]
 ) -> None:
-    """Check on a case's inputs that the model for IREE's importer computes the same as the original.
+    """Check that the model for IREE's importer and the original model return the same outputs for a case's inputs.
 
-    Models without rewrites are skipped at no cost. Models with random numbers, or which ONNX Runtime cannot run, are
-    not checked.
+    Models without rewrites are skipped. Models with random numbers, and models that ONNX Runtime cannot run, are not
+    checked.
 
     Args:
         model: the original model.
         inputs: case inputs.
-        is_converted: whether the opset is also converted; otherwise only local functions are inlined.
+        is_converted: True if the opset is also converted; otherwise only local functions are inlined.
         work: execution settings.
 
     Raises:
-        ImportFailed: a rewrite changed an output; the message names both.
+        ImportFailed: a rewrite changed an output; the message names the rewrite and the output.
         StageTimeout: the check took too long.
     """
     names = [name for name in model.producer.get("rewrites", ()) if is_converted or name == INLINER]
@@ -80,7 +83,7 @@ def check_rewrites(
 
 
 def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence[str]) -> str:
-    """Return the first of these rewrites that changes an output, with the difference, or "". Runs in isolation."""
+    """Return a text about the first rewrite in ``names`` that changes an output, or "". Runs in an isolated process."""
     from hil.controller.models.onnx_model import load_model
 
     file, given = Path(path), load_tensors(Path(inputs))

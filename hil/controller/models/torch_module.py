@@ -33,7 +33,7 @@ def export_module(
 ) -> Path:
     """Export a module and save it for ``hil run`` and other commands.
 
-    The module is exported in the current mode: call ``module.eval()`` first, unless training mode is intended.
+    The module is exported in its current mode. For inference, call ``module.eval()`` first.
 
     Args:
         model: a ``torch.nn.Module``, or an ``ExportedProgram``, which is saved unchanged.
@@ -55,11 +55,11 @@ def export_module(
 
 
 def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[Any, Mapping[str, Array]]:
-    """Export a module as a program. Return it with its inputs under hil's names.
+    """Export a module as a program. Return the program, and the inputs under hil's names.
 
     Args:
         model: see :func:`export_module`.
-        inputs: see :func:`export_module`; for a program also a mapping by hil's names.
+        inputs: see :func:`export_module`; for a program, also a mapping from hil's names to tensors.
         dynamic_shapes: see ``torch.export.export``.
 
     Raises:
@@ -102,7 +102,7 @@ def save_program(program: Any, path: Path) -> None:
 
 
 def _traced(program: Any, inputs: Any) -> dict[str, Array]:
-    """Return the tensors that a module was traced with, under the program's input names."""
+    """Return the tensors with which a module was traced, under the program's input names."""
     import torch
 
     leaves = torch.utils._pytree.tree_leaves(inputs)
@@ -113,7 +113,7 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
 def _named(program: Any, inputs: Any) -> dict[str, Array]:
     """Return the tensors in a call under the program's input names.
 
-    Mappings by name may be incomplete; the rest is random.
+    A mapping by name may be incomplete. The missing inputs are random.
     """
     call = _call("program", inputs)
     if not inputs:
@@ -140,7 +140,7 @@ def _named(program: Any, inputs: Any) -> dict[str, Array]:
 
 
 def _places(program: Any, call: Any) -> dict[str, Any]:
-    """Return the parts of a call, ``(args, kwargs)``, by path: ``batch['image']``, independent of order."""
+    """Return the parts of a call ``(args, kwargs)`` by path, such as ``batch['image']``."""
     import torch
 
     parameters = program.module_call_graph[0].signature.forward_arg_names or ()

@@ -19,18 +19,18 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class Conversion:
-    """Conversion from one format to a different format."""
+    """Conversion of models from one format to another."""
 
-    # ``module:function``, called in an isolated process with ``path`` (the model's file), ``function`` (the entry
-    # point), ``dims`` (sizes for symbolic dimensions by name) and ``output`` (the file to write; further files go into
-    # the same directory). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; other exceptions are
-    # converted to it.
+    # Function to call in an isolated process, as ``module:function``. Arguments: ``path`` (the model's file),
+    # ``function`` (the entry point), ``dims`` (sizes for symbolic dimensions by name) and ``output`` (the file to
+    # write; further files go into the same directory). Inputs and outputs keep order, dtypes and shapes. The function
+    # raises CompileFailed; other exceptions also become CompileFailed.
     convert: str
     by: str
     suffix: str
-    packages: tuple[str, ...]  # the result depends on their versions; the first names the extra of hil
-    # Optional function that dumps the IR of the framework's compiler. It is called with ``folder`` in place of
-    # ``output``, the ``log`` of the compiler's output, and ``passes``, which includes the IR after every pass.
+    packages: tuple[str, ...]  # packages whose versions affect the result; the first has the name of hil's extra
+    # Optional function that dumps the IR of the framework's compiler. In place of ``output``, its arguments are
+    # ``folder``, ``log`` (file for the compiler's output) and ``passes`` (True to dump the IR after every pass).
     debug: str | None = None
 
 
@@ -69,7 +69,7 @@ CONVERT_TIMEOUT_S = 1800.0
 ONNX_HINT = "convert through ONNX with --compile-flag=--via=onnx (in a suite: --flow iree-via-onnx)"
 # JSON file next to a converted model: names in MLIR locations -> operator or module type, in the model's order.
 OP_TYPES = "op_types.json"
-# Files that a conversion may write in addition to the model.
+# Name endings of files that a conversion may write in addition to the model.
 _BESIDE = (".data", ".irpa", OP_TYPES)
 
 

@@ -1,7 +1,7 @@
 """Unroll StableHLO loops with a constant number of steps, such as those of an RNN.
 
 IREE miscompiles some loops with many values: see :mod:`hil.controller.models.conversions.tensorflow_program`. An
-unrolled loop avoids this error, and the host need not wait for a condition after each step.
+unrolled loop avoids this error. It is also faster, because the host does not wait for a condition after each step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 
 # Maximum number of operations after unrolling; larger loops stay loops.
 MOST_OPERATIONS = 20_000
-# Calls inside a loop prevent counting the steps.
+# Pass pipeline to run first, because the steps of a loop with calls cannot be counted.
 INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
 
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
@@ -37,7 +37,7 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "stablehlo.reshape": np.asarray,
     }
 )
-# Loop counter value; None if it is known only at run time.
+# Value that the loop counter depends on; None if it is known only at run time.
 Known = Array | None
 
 
@@ -47,7 +47,7 @@ def unroll(module: Any) -> None:
         size = sum(1 for _ in _iter_operations(loop.regions[1]))
         try:
             steps = _count_steps(loop, MOST_OPERATIONS // size)
-        except RecursionError:  # the initial value depends on thousands of unrolled steps
+        except RecursionError:  # a chain of thousands of unrolled steps computes the initial value
             steps = None
         if steps is not None:
             _unroll_loop(loop, steps)

@@ -25,7 +25,8 @@ from hil.formats.ort_values import ONNX_TYPES
 _OPSET = 18  # newest opset of tf2onnx 1.17
 _HINT = "run the whole model without ONNX (hil run), or pass an ONNX file from a different exporter"
 
-# Parts to remove from node names: enclosing calls, and counters of tf2onnx and TensorFlow that depend on the process.
+# Parts to remove from node names: enclosing calls, and counters of tf2onnx and TensorFlow that differ between
+# processes.
 _NOISE = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+|_frozen_\d+|__\d+")
 
 
@@ -67,7 +68,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 def _unroll_layers(model: Any) -> None:
     """Unroll recurrent layers of a Keras model, because IREE cannot compile the ONNX operator Loop.
 
-    Layers with an open number of steps stay loops.
+    Layers with a dynamic number of steps stay loops.
     """
     import keras
 
@@ -125,7 +126,7 @@ def _convert_graph(
         converted = process_tf_graph(
             live,
             opset=_OPSET,
-            continue_on_error=True,  # unknown operators are reported together below
+            continue_on_error=True,  # hil reports all unknown operators together below
             custom_op_handlers={"Erfc": (_write_erfc, []), "TFL_GELU": (_write_gelu, [])},
             input_names=list(tensors[0]),
             output_names=list(tensors[1]),
@@ -155,7 +156,7 @@ def _write_gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
 
 
 class _NodeReplacer:
-    """Replaces a node that tf2onnx does not know by ONNX operators of the same shape."""
+    """Replaces a node that tf2onnx does not support by elementwise ONNX operators."""
 
     def __init__(self, graph: Any, node: Any) -> None:
         self._graph, self._name, self._outputs = graph, node.name, node.output
@@ -164,7 +165,7 @@ class _NodeReplacer:
         graph.remove_node(node.name)
 
     def __call__(self, op: str, *inputs: str, last: bool = False) -> str:
-        """Add an operator. The last operator takes over the node's outputs."""
+        """Add an operator. The last operator gets the node's outputs."""
         name = self._name if last else self._make_name(op)
         outputs = {"outputs": self._outputs} if last else {}
         return str(self._graph.make_node(op, list(inputs), name=name, **outputs, **self._types).output[0])
@@ -185,7 +186,7 @@ class _NodeReplacer:
 def _write_model(
     model: Any, function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], output: Path
 ) -> None:
-    """Write the model with this signature. Weights of 256 MB and more go into a separate file in the same directory.
+    """Write the model with this signature. Weights of 256 MB or more go into a separate file in the same directory.
 
     Raises:
         CompileFailed: the model is invalid or has operators that ONNX does not define.
@@ -200,7 +201,7 @@ def _write_model(
             raise CompileFailed(f"tf2onnx changed the dtype of output {spec.name!r}: expected {spec.dtype}")
     for values, specs in ((graph.input, inputs), (graph.output, outputs)):
         del values[:]
-        # Include unused inputs, in hil's order and with hil's symbols.
+        # Declare all inputs, also unused ones, in hil's order and with hil's symbols.
         values.extend(onnx.helper.make_tensor_value_info(one.name, ONNX_TYPES[one.dtype], one.shape) for one in specs)
     taken: set[str] = set()
     for node in graph.node:

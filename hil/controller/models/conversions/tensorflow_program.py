@@ -29,7 +29,7 @@ from hil.formats.iree_values import mlir_type
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
     """Write a function of a model as StableHLO, in MLIR bytecode. Every call starts with the saved variables.
 
-    The new values for assigned variables are returned after the outputs.
+    The outputs are followed by the new values of assigned variables.
     """
     source = open_model(path, function, dims)
 
@@ -43,7 +43,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a model as TFLite with one signature. Dimensions may stay dynamic."""
+    """Write a function of a model as a TFLite file with one signature. Dimensions may stay dynamic."""
     import tensorflow as tf
 
     source = open_model(path, function, dims)
@@ -66,12 +66,12 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
     Path(output).write_bytes(convert(concrete, source.name))
 
 
-# The compiler of IREE 3.13 assumes that the body of a loop takes the same values as the condition. Its clean-up passes
-# may have changed one of them (for example, the last step of an LSTM). It then reads past the end of a list, and
-# crashes or generates a wrong program. Such loops are unrolled if the number of steps is known; the others become
-# branches. Loops are not converted to branches in general: values that circulate through branches (two variables that
-# swap, an RNN's states) are sometimes overwritten before they are read, which varies from run to run. The same values
-# are correct in loops.
+# The compiler of IREE 3.13 assumes that the body of a loop has the same operands as the condition. Earlier passes may
+# have changed one of them, for example in the last step of an LSTM. The compiler then reads past the end of a list, and
+# crashes or generates a wrong program. hil unrolls such loops if the number of steps is known, and converts the others
+# to branches. Other loops stay loops, because branches have a different problem: values that pass from step to step
+# (two variables that swap, an RNN's states) are sometimes overwritten before they are read. This varies from run to run
+# and does not occur in loops.
 _BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
 _LOOP = re.compile(r"\bstablehlo\.while\b")
 _PROBE = (
@@ -106,7 +106,8 @@ def lowered_module(
         mlir: module as text.
         name: name of the public function.
         constants: argument index -> constant value; these arguments are removed.
-        results: computes the results of the public function; None returns those of the lowered function.
+        results: computes the results of the public function; with None, the public function returns the results of the
+            lowered function.
 
     Raises:
         CompileFailed: the module does not parse because of operations outside StableHLO, or a constant does not match.
@@ -152,7 +153,7 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
             variable, the initial value is returned.
 
     Raises:
-        CompileFailed: the module does not parse, or it assigns other variables as well.
+        CompileFailed: the module does not parse, or it assigns variables that are not in ``assigned``.
     """
     from io import BytesIO
 
@@ -218,7 +219,7 @@ def _rename_function(module: Any, function: Any, name: str) -> None:
 
 
 def _is_miscompiled(module: Any) -> bool:
-    """Return True if the compiler crashes on a module, or generates a loop with different condition and body values.
+    """Return True if the compiler crashes on a module, or if a loop's condition and body have different operands.
 
     Return False if the compiler rejects the module: the actual compilation reports the error.
     """
@@ -234,13 +235,13 @@ def _is_miscompiled(module: Any) -> bool:
             return done.returncode != 1
         with ir.Context():
             compiled = ir.Module.parse(read_file(found, MAX_MODEL_BYTES))
-            # A condition takes the loop's operands; a body takes values like the loop's results.
+            # The condition takes the loop's operands. The body takes values with the types of the loop's results.
             loops = operations_in(compiled.operation, "scf.while")
             return any(_list_types(loop.operands) != _list_types(loop.results) for loop in loops)
 
 
 def _list_types(values: Iterable[Any]) -> list[str]:
-    """Return types as the layout sees them: all tensor types are equal."""
+    """Return the types of values. All tensor types become equal, because they have the same layout."""
     texts = (str(value.type) for value in values)
     return ["tensor" if text.startswith("tensor<") else text for text in texts]
 
@@ -249,7 +250,7 @@ def _make_constant(constant: Constant) -> Any:
     from iree.compiler import ir
 
     kind = ir.Type.parse(mlir_type(constant.spec))
-    # Do not use a resource: IREE's constant folding crashes on small resources, and rejects bits or unsigned elements.
+    # Do not use a resource: IREE's constant folding crashes on small resources, and rejects bool or unsigned elements.
     array = np.ascontiguousarray(constant.value).reshape(constant.value.shape)
     attribute = ir.DenseElementsAttr.get(array, signless=False, type=kind)
     return ir.Operation.create("stablehlo.constant", results=[kind], attributes={"value": attribute}).result

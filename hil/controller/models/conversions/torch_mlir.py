@@ -1,4 +1,4 @@
-"""torch-mlir's importer, with module paths as locations and external large weights. Imports torch."""
+"""Run torch-mlir's importer, with module paths as locations and large weights in a separate file. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hil.controller.models.compiling import (
     write_parameters,
 )
 
-# torch-mlir lowers most of ATen better than torch decomposes it, but expects these operators decomposed. The list comes
-# from torch-mlir's exporter, which IREE's wheel does not include.
+# torch-mlir expects these operators decomposed. For most other ATen operators, its own lowering is better than torch's
+# decomposition. The list comes from torch-mlir's exporter, which IREE's wheel does not include.
 _DECOMPOSED = (
     "_adaptive_avg_pool2d _euclidean_dist _log_softmax _native_batch_norm_legit _native_batch_norm_legit_functional "
     "_native_batch_norm_legit_no_training _prelu_kernel _to_copy _unsafe_index addmm binary_cross_entropy dot "
@@ -29,7 +29,8 @@ _DECOMPOSED = (
 ).split()
 
 
-# torch decomposes these operators by default, but torch-mlir's lowering is better or the only supported way.
+# Operators that must not be decomposed. torch decomposes them by default, but torch-mlir's lowering is better or the
+# only supported form.
 _KNOWN = ("roll", "fft_rfft")
 
 
@@ -59,7 +60,7 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
     heavy = sum(weight.nbytes for weight in weights) > EXTERNAL_FROM_BYTES
     hooks = _ExternalWeights() if heavy else None
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # Python source lines, which would be used for nodes without a name
+        node.meta.pop("stack_trace", None)  # the importer would use the Python source lines of nodes without a name
     importer = fx_importer.FxImporter(
         context=ir.Context(), hooks=hooks, graph_node_importer_cls=_make_located_importer(name_of)
     )

@@ -29,7 +29,7 @@ _OPSET = 20
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
     """Write a program as MLIR bytecode. Each operator's location names the operator's module.
 
-    Buffers and inputs that a call would change keep the saved values; the new values are returned after the outputs.
+    Each call starts with the saved values of buffers. The new values of changed buffers and inputs follow the outputs.
     Large weights go into ``params.irpa`` in the same directory. If ``dims`` sets all symbolic dimensions, the result is
     static.
     """
@@ -100,7 +100,7 @@ def _read_specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Seque
 
 
 def _trace_with_sizes(program: Any, inputs: Sequence[TensorSpec]) -> Any:
-    """Trace a program with dynamic shapes once more for these input shapes."""
+    """Trace a program with dynamic shapes again, for the shapes of these inputs."""
     import torch
 
     if not program.range_constraints or not all(spec.is_static for spec in inputs):
@@ -112,7 +112,10 @@ def _trace_with_sizes(program: Any, inputs: Sequence[TensorSpec]) -> Any:
 
 
 def _make_stateless(program: Any) -> Any:
-    """Make the program stateless: return tensors without constants, then the changed state's new values."""
+    """Make the program stateless.
+
+    It returns the output tensors without constants, then the new values of changed state.
+    """
     from torch.export.graph_signature import OutputKind
 
     returning(program, lambda spec: spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg))
@@ -120,7 +123,7 @@ def _make_stateless(program: Any) -> Any:
 
 
 def _batch_norm_decompositions() -> Any:
-    """Return decompositions of batch norm for training. The exporter would use the running statistics instead."""
+    """Return decompositions of batch norm in training mode, for which the exporter would use the running statistics."""
     import torch
 
     kinds = ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")
@@ -133,7 +136,7 @@ def _find_root_cause(error: BaseException) -> BaseException:
     return error
 
 
-# torch.fx preserves this metadata in decompositions and archives.
+# Metadata key that torch.fx preserves in decompositions and archives.
 _META = "custom"
 _NAME = "hil.name"
 _ONNX = "pkg.torch.onnx."
@@ -169,7 +172,9 @@ def marked(node: Any) -> str:
 
 
 def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
-    """Return the name and type of an operator: those of the module if that is a single torch layer.
+    """Return the name and type of an operator.
+
+    If its module is a single torch layer, return the module's name and type.
 
     Args:
         path: innermost module's path, such as ``blocks.1.attn``; "" is the model itself.
@@ -183,7 +188,7 @@ def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
 
 
 def name_onnx_nodes(model: Any) -> None:
-    """Rename the nodes in an ONNX model from torch's exporter by module, instead of ``node_conv2d_3``.
+    """Rename the nodes of an ONNX model from torch's exporter to their module paths, instead of ``node_conv2d_3``.
 
     If a module has several nodes, the operator is appended: ``gru.Squeeze``.
     """
@@ -216,7 +221,10 @@ def _find_module(node: Any) -> tuple[str, str]:
 
 
 def _normalize_module(path: str, kind: str) -> tuple[str, str]:
-    """Map the module that torch adds for size operators to the model itself."""
+    """Return the path and class of a module.
+
+    Replace the module that torch adds for size operators by the model itself.
+    """
     return ("", "") if path == "_empty_nn_module_stack_from_metadata_hook" else (path, kind)
 
 

@@ -1,4 +1,4 @@
-"""Flows: named combinations of a compiler, compiler options, a recipe and a runtime, such as ``iree-O3``."""
+"""Load flows. A flow is a named combination of compiler, compiler options, recipe and runtime, such as ``iree-O3``."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
     - hil's flows
     - entry points of the group ``hil.flows`` (a :class:`Flow`, a list of flows, or a function that returns either),
       which may replace hil's flows
-    - ``flows.toml`` in the directory ``beside`` (the working directory, or that of the models), which cannot replace
-      flows
+    - ``flows.toml`` in the directory ``beside`` (the working directory, or the models' directory), which cannot replace
+      other flows
 
     Raises:
         UsageError: a file is unreadable or invalid.
@@ -84,8 +84,8 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
     Args:
         text: name or file of the flow.
         beside: directory with an optional ``flows.toml``.
-        trusted: trust that directory. Otherwise a flow of its ``flows.toml`` with compiler flags needs the user's
-            approval: compiler flags can write files and run programs.
+        trusted: True to trust this directory. Otherwise, a flow with compiler flags in its ``flows.toml`` needs the
+            user's approval, because compiler flags can write files and run programs.
 
     Raises:
         UsageError: the flow does not exist, is invalid, or is not trusted.
@@ -161,7 +161,7 @@ def check_flow(flow: Flow, where: str) -> None:
         if flow.compiler:
             pick("compiler", dict.fromkeys(_list_compilers()), flow.compiler)
         else:
-            # Boards may have runtimes that this machine does not know. Such a flow must specify the compiler.
+            # A flow may use a runtime that only boards have. Such a flow must specify the compiler.
             pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)

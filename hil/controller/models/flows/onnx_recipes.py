@@ -1,4 +1,4 @@
-"""Recipes for ONNX models: float32 to float16, and int8 with onnxruntime.quantization. Runs in an isolated process."""
+"""Convert ONNX models to float16, or to int8 with onnxruntime.quantization. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _serialize_items(graph: Any) -> list[bytes]:
 
 
 def _load_with_shapes(path: Path) -> Any:
-    """Load the model with all inferred shapes. Given a model with shapes, the converter only looks at types."""
+    """Load the model with all inferred shapes. If a model has shapes, the converter needs only types."""
     import onnx
 
     with temporary_folder("hil-float16-") as folder:
@@ -75,7 +75,7 @@ def _sort_nodes(graph: Any) -> None:
 
 
 def _iter_read_names(node: Any) -> Iterator[str]:
-    """Yield the values that a node reads: inputs, and outer values used in subgraphs."""
+    """Yield the names of values that a node reads: its inputs, and outer values that its subgraphs use."""
     yield from node.input
     for graph in graphs_of(node):
         made = {name for inner in graph.node for name in inner.output}
@@ -84,7 +84,8 @@ def _iter_read_names(node: Any) -> Iterator[str]:
         yield from sorted((names | {value.name for value in graph.output}) - own)
 
 
-# Preparation fuses operators, which changes the rounding: BatchNormalization is merged into a Conv's weights.
+# Tolerance for prepared models. Preparation fuses operators, such as BatchNormalization into a Conv, which changes the
+# rounding.
 _FUSED_EPSILONS = 1 << 13
 
 _QUANTISED = {
@@ -131,7 +132,7 @@ def quantize_static(
             folder = next(self.folders, None)
             return None if folder is None else load_tensors(Path(folder))
 
-    # Entropy is omitted: quantize_static uses as many bins as steps for it, which is equivalent to minmax.
+    # Do not offer entropy: quantize_static uses as many bins as steps, which is equivalent to minmax.
     methods = {"minmax": ort.CalibrationMethod.MinMax, "percentile": ort.CalibrationMethod.Percentile}
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
     _quantise_model(
@@ -186,10 +187,13 @@ def _quantise_model(
 
 
 def _prepare_model(model: str, prepared: Path, external: bool) -> None:
-    """Run the preprocessing that onnxruntime's documentation recommends: tensors of unknown shape are not quantised."""
+    """Run the preprocessing that onnxruntime's documentation recommends.
+
+    Without known shapes, tensors are not quantised.
+    """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Symbolic inference does not support every operator, and releases differ in the result of a failed optimisation.
+    # Retry with fewer steps: symbolic inference does not support every operator, and optimisation may fail.
     tries = ((), ("skip_symbolic_shape",), ("skip_symbolic_shape", "skip_optimization"))
     for skipped in tries:
         options = {"save_as_external_data": external, "all_tensors_to_one_file": True, **dict.fromkeys(skipped, True)}
@@ -222,9 +226,9 @@ def check_prepared(model: Path, prepared: Path, samples: Sequence[str]) -> None:
 
 
 def _drop_stale_shapes(path: str) -> None:
-    """Remove shapes of deleted tensors, and of outputs.
+    """Remove the stored shapes of deleted tensors and of outputs.
 
-    The quantiser keeps the shapes of the original model. Their symbols would contradict sizes that are set later.
+    The quantiser copies the shapes of the original model. Their symbols would contradict sizes that are set later.
     """
     import onnx
 

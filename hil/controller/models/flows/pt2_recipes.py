@@ -1,4 +1,4 @@
-"""Recipes for exported PyTorch programs: pt2e quantisation for ExecuTorch's backends. Runs in an isolated process."""
+"""Quantise exported PyTorch programs with pt2e for ExecuTorch's backends. Runs in an isolated process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _NAMESPACE = "quantized_decomposed"
 
 
 def quantize_static(model: str, output: str, external: bool, samples: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """Quantise weights and activations to int8 (or the backend's options), with activation ranges from samples.
+    """Quantise weights and activations to int8, or as the backend's options specify.
+
+    Samples define the activation ranges.
 
     Returns:
-        ``quantise_s``: duration in seconds, without reading and re-exporting.
+        ``quantise_s``: duration of the quantisation in seconds, without reading and exporting.
 
     Raises:
         ImportFailed: the model has no operators to quantise, or is already quantised.
@@ -95,7 +97,7 @@ def _dynamic_shapes(program: Any) -> Any:
     def dim(size: Any) -> Any:
         expression = size.node.expr
         if not expression.is_Symbol:
-            return Dim.AUTO  # a size derived from other sizes
+            return Dim.AUTO  # the size is an expression of other sizes
         limits = program.range_constraints.get(expression)
         name = str(expression)
         bounds = {key: int(one) for key, one in (("min", limits.lower), ("max", limits.upper)) if one.is_Integer}

@@ -1,4 +1,4 @@
-"""Derive the tolerance of a quantised model from the output quantisation steps."""
+"""Derive the tolerance of a quantised model from the quantisation steps of its outputs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _TIMEOUT_S = 600.0
 def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
     """Return the absolute tolerance for a model and a flow's ``quanta``.
 
-    Two correct runtimes may round a value between two steps differently. Each requantisation before an output may
-    therefore move the output by a step. The tolerance is the number of those requantisations in steps, but at most
-    ``quanta``: 1 for a single layer, ``quanta`` for a whole network.
+    Two correct runtimes may round a value between two steps differently. So each requantisation before an output may
+    move the output by a step. The tolerance in steps is the number of these requantisations, but at most ``quanta``. It
+    is 1 for a single layer, and ``quanta`` for a whole network.
 
-    The step of a float output is the scale of the dequantisation that produces it, or the scales of those that feed
-    the producing node. The step of a quantised output is 1. With several outputs, the largest step counts. If
-    there are float outputs, only the steps of float outputs count.
+    The step of a float output is the scale of the dequantisation that produces the output. If another node produces the
+    output, its step is the largest scale of the nearest dequantisations before this node. The step of a quantised
+    output is 1. With several outputs, the largest tolerance applies. If there are float outputs, quantised outputs are
+    ignored.
 
     Returns:
         The tolerance; None if the flow has no ``quanta``, or the model has no static quantisation.
@@ -66,9 +67,9 @@ class _Node:
     inputs: Sequence[str]  # input value names
     quantises: bool = False
     dequantises: bool = False
-    step: float | None = None  # scale of a dequantisation of a computed value, if constant
-    # Whether a computed value is quantised. Quantising a graph input is a single division with equal results
-    # everywhere.
+    step: float | None = None  # scale, if the node dequantises a computed value with a constant scale
+    # True if the node quantises a computed value. Quantising a graph input does not count: it is a single division,
+    # with equal results in all runtimes.
     rounds: bool = False
 
 
@@ -77,7 +78,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
 
     Returns:
         For each quantised output: ``name``, ``step`` (in units of the output), ``roundings`` (number of requantisations
-        before it, at least 1) and ``integer``.
+        before the output, at least 1) and ``integer`` (True if the output is quantised).
     """
     import onnx
 
@@ -104,7 +105,7 @@ _DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 def find_pt2(path: str) -> list[dict[str, Any]]:
-    """Return the same as :func:`find_onnx` for a ``.pt2``: float outputs with static ranges only."""
+    """Return the result of :func:`find_onnx` for a ``.pt2``, only for float outputs with static ranges."""
     program = load_program(path)
     makers: dict[str, _Node] = {}
     for node in program.graph.nodes:
@@ -119,7 +120,7 @@ def find_pt2(path: str) -> list[dict[str, Any]]:
 
 
 def _find_steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers: bool) -> list[dict[str, Any]]:
-    """Return the steps of outputs, derived from the nodes. ``integers`` includes quantised outputs."""
+    """Return the steps of outputs, derived from the nodes. If ``integers`` is set, include quantised outputs."""
     found = []
     for name, value in outputs.items():
         nearest = _find_upstream_nodes(makers, value, beyond=False)
@@ -133,7 +134,10 @@ def _find_steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, inte
 
 
 def _find_upstream_nodes(makers: Mapping[str, _Node], value: str, *, beyond: bool) -> list[_Node]:
-    """Return the nodes that a value depends on. ``beyond`` includes nodes before quantisations and dequantisations."""
+    """Return the nodes that a value depends on.
+
+    Without ``beyond``, the search stops at quantisations and dequantisations.
+    """
     found: dict[int, _Node] = {}
     pending = [value]
     while pending:

@@ -1,4 +1,4 @@
-"""Flow definitions, and recipes: transformations of a model before compilation, such as quantisation."""
+"""Define flows and recipes. A recipe transforms a model before compilation, for example by quantisation."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ class Flow:
 
     Attributes:
         name, runtime: values for ``--flow`` and ``--runtime``.
-        compiler: program's compiler; "" is the runtime's default.
+        compiler: name of the compiler; "" is the runtime's default.
         compile_flags: compiler options.
         recipe: transformation to apply first, a name from the entry points ``hil.recipes``; "" for none.
         settings: recipe settings that differ from the defaults.
-        references: names of references, unless the user specifies some; empty is the default for the model's format.
-        accept: criteria that replace a tolerance, unless the user specifies some.
-        rtol, atol: tolerance against the flow's reference (the model after the recipe); None is the case's tolerance or
-            the dtype's default.
+        references: names of references, unless the user specifies references; empty uses the default for the model's
+            format.
+        accept: criteria that replace a tolerance, unless the user specifies criteria.
+        rtol, atol: tolerance against the flow's reference (the model after the recipe); None uses the case's tolerance
+            or the dtype's default.
         quanta: maximum deviation from that reference in quantisation steps (docs/suites.md, Flows); None uses ``atol``
             or the case's tolerance.
         min_sqnr_db: minimum SQNR against the model before the recipe, in dB; None disables the check.
@@ -76,7 +77,7 @@ class Flow:
     def with_runtime(self, runtime: str) -> Flow:
         """Return the flow for a different runtime. The name contains the runtime.
 
-        The compiler, its flags and the arithmetic belong to the flow's own runtime and are left out.
+        The compiler, its flags and the arithmetic are left out, because they apply to the flow's own runtime.
         """
         if runtime in ("", self.runtime):
             return self
@@ -92,13 +93,13 @@ class Recipe:
 
     - ``model`` is the file to read, ``output`` the file to write. Inputs and outputs keep names, dtypes and shapes.
     - ``external`` is True if the model stores data in separate files. The result must then also use separate files.
-    - ``samples`` is a list of directories with a sample of every input each (:func:`hil.plugins.load_tensors` reads
-      it); empty for a recipe without calibration.
-    - Settings are passed by name, except ``samples``, the number of samples if the user provides none.
+    - ``samples`` is a list of directories. Each contains one sample of every input, for
+      :func:`hil.plugins.load_tensors`. The list is empty for a recipe without calibration.
+    - Settings are passed by name. The setting ``samples``, the number of random samples, is not passed.
 
-    The function returns None, or notes as a JSON object, which ExecuTorch results contain. Reports have a column for
-    ``quantise_s``, the duration in seconds. ``apply`` raises ImportFailed if it cannot change the model. Other
-    exceptions are converted to ImportFailed.
+    The function returns None, or notes as a JSON object. Results of ExecuTorch programs contain the notes. Reports have
+    a column for the note ``quantise_s``, the duration in seconds. ``apply`` raises ImportFailed if it cannot change the
+    model. Other exceptions are converted to ImportFailed.
 
     Attributes:
         apply: module-level function, or ``module:function``.
@@ -139,7 +140,7 @@ _BUILT_IN = MappingProxyType(
             {"per_channel": False, "reduce_range": False, "activations": "int8", "method": "minmax"},
             calibrated=True,
         ),
-        # uint8: older ONNX Runtime releases lack ConvInteger for int8 weights.
+        # uint8 weights, because older ONNX Runtime releases lack ConvInteger for int8 weights.
         "dynamic-int8": Recipe(
             onnx_recipes.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
@@ -286,7 +287,10 @@ def _apply_cached(
 
 
 def _resolve_links(model: Model, folder: Path) -> Path:
-    """Return the model's file, or that of a copy if the files are symbolic links: onnx's tools reject links to data."""
+    """Return the model's file.
+
+    If files are symbolic links, return a copy, because onnx's tools reject links to data.
+    """
     if len(model.files) == 1 or not any(file.is_symlink() for file in model.files.values()):
         return model.path
     for name, file in model.files.items():

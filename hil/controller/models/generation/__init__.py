@@ -1,1 +1,1 @@
-"""Generation with decoders: the specification, the prompts, and the roles of a model's inputs and outputs."""
+"""Generate tokens with decoders: read the specification and the prompts, and detect the roles of inputs and outputs."""

@@ -14,13 +14,16 @@ from hil.controller.models.importers import import_model
 from hil.core.results import Model
 from hil.errors import UsageError
 
-# Names that exporters give: the function for steps, and functions for prompts, such as ``prefill_128``.
+# Function names in exported models: the function for steps, and functions for prompts, such as ``prefill_128``.
 _DECODE = "decode"
 _PREFILL = re.compile(r"prefill(_\d+)?")
 
 
 def import_decoder(path: Path, *, function: str = "", dims: Mapping[str, int] | None = None, **work: Any) -> Model:
-    """Import the function for steps: the named one, the only one, or ``decode``. Raises as :func:`import_model`."""
+    """Import the function for steps: the given function, the only function, or ``decode``.
+
+    Errors: see :func:`import_model`.
+    """
     try:
         return import_model(path, function=function, dims=dims, **work)
     except UsageError as error:
@@ -38,14 +41,17 @@ def choose_importer(generate: Path | None) -> Callable[..., Model]:
 
 
 def add_prompt_functions(decoder: Decoder, model: Model, **work: Any) -> Decoder:
-    """Return the decoder with the functions of the same file for prompts that fit its inputs and outputs."""
+    """Add the prompt functions of the model's file whose inputs and outputs match the decoder.
+
+    Return the new decoder.
+    """
     if model.function != _DECODE:
         return decoder
     names = [name for name in model.producer.get("functions", ()) if _PREFILL.fullmatch(name)]
     prompts = []
     for name in names:
         other = import_model(model.path, function=name, dims=model.dims, **work)
-        # A function for images, or for another size of the cache, must not prevent the run.
+        # Skip functions that do not match, such as functions for images or for a different cache size.
         with contextlib.suppress(UsageError):
             prompts.append(match_prompt_function(decoder, model, other))
     return replace(decoder, plan=replace(decoder.plan, prompts=tuple(prompts)))

@@ -12,7 +12,8 @@ from hil.core.steps import PromptFunction, StepRule, StepsPlan, find_fixed_axis
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.errors import UsageError, did_you_mean
 
-# Names of inputs by rule, as exporters write them (optimum, torch.onnx, onnxruntime-genai, LiteRT, ExecuTorch).
+# Rule -> names of inputs with this rule in exported models (optimum, torch.onnx, onnxruntime-genai, LiteRT,
+# ExecuTorch).
 _NAMES: Mapping[StepRule, tuple[str, ...]] = {
     StepRule.TOKENS: ("input_ids", "tokens", "token_ids", "ids", "token", "decoder_input_ids"),
     StepRule.POSITIONS: ("position_ids", "positions", "cache_position", "input_pos", "position", "pos"),
@@ -21,28 +22,28 @@ _NAMES: Mapping[StepRule, tuple[str, ...]] = {
     StepRule.LAST: ("seqlens_k",),
 }
 _LOGITS = ("logits", "lm_logits", "prediction_scores")
-# Part of a cache input's name -> parts that replace it in the output's name.
+# Parts of a cache input's name, and the parts that replace them in the output's name.
 _PAST = ("past_key_values", "past_key_value", "past", "cache_in", "in")
 _PRESENT = ("present", "present_key_values", "new_key_values", "new", "cache_out", "out", "updated")
 # Names of the dimension that grows with each token.
 _POSITIONS = re.compile(r"past|seq|len|total|cache_size|position")
 _NUMBER = re.compile(r"\d+")
-# Parts that exporters add to names: scopes and signatures before, output numbers after.
+# Parts that exporters add to names: scopes and signatures at the start, output numbers at the end.
 _ADDED = re.compile(r"^(.*/)?((serving_default|decode|prefill(_\d+)?)_)?|:\d+$")
-# Keys in a name: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" of "key_values".
+# Part of a name that indicates keys: ``past_key_values.0.key``, ``kv_cache_k_0``; not the "key" in "key_values".
 _KEY = re.compile(r"(?<![a-z])(keys?|k)(?![a-z])(?!_?values?)")
 _ROLES_HINT = "set the roles in the specification: [roles] and [roles.cache], see docs/generation-export.md"
 
 
 @dataclass(frozen=True)
 class CacheTensor:
-    """A tensor of the cache.
+    """Tensor of the cache.
 
     Attributes:
         output: Name of the output with the new content.
         layer: Layer number, from 0.
-        is_key: Whether it has keys; False for values and unknown content.
-        axis: Axis of the positions, or None for a recurrent state, which has none.
+        is_key: True if the tensor contains keys; False for values and unknown content.
+        axis: Axis of positions, or None for a recurrent state.
     """
 
     output: str
@@ -53,7 +54,7 @@ class CacheTensor:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model as a decoder: how to run it, and the meaning of its cache."""
+    """Plan to run a model as a decoder, and the meaning of its cache tensors."""
 
     plan: StepsPlan
     cache: tuple[CacheTensor, ...]
@@ -61,11 +62,11 @@ class Decoder:
 
 
 def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], spec: GenerateSpec) -> Decoder:
-    """Return how to generate tokens with a model.
+    """Detect how to generate tokens with a model.
 
     Raises:
-        UsageError: A role cannot be detected, a name in the specification does not exist, or an output does not fit the
-            input that takes it.
+        UsageError: A role cannot be detected, a name in the specification does not exist, or the types of an output and
+            the input that takes its value differ.
     """
     roles = spec.roles
     made = {one.name: place for place, one in enumerate(outputs)}
@@ -117,7 +118,7 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
 
 
 def match_prompt_function(decoder: Decoder, main: Model, other: Model) -> PromptFunction:
-    """Return how a function for prompts takes the inputs and outputs of the main function, by their names.
+    """Match the inputs and outputs of a prompt function to those of the main function by name.
 
     Raises:
         UsageError: The function has other inputs, lacks tokens or cache tensors, or their types differ.
@@ -145,7 +146,7 @@ def match_prompt_function(decoder: Decoder, main: Model, other: Model) -> Prompt
 
 
 def _match_names(main: Sequence[TensorSpec] | None, other: Sequence[TensorSpec] | None) -> tuple[int, ...]:
-    """Return the number of the other tensor with the same name for each tensor, -1 if none has it."""
+    """For each tensor of ``main``, return the number of the tensor of ``other`` with the same name, or -1."""
     places = {_ADDED.sub("", one.name): place for place, one in enumerate(other or ())}
     return tuple(places.get(_ADDED.sub("", one.name), -1) for one in main or ())
 
@@ -181,13 +182,19 @@ def _pair_cache(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
 
 
 def _find_name(names: Iterable[str], specs: Sequence[TensorSpec]) -> str:
-    """Return the first spec with one of the names. Exporters add prefixes and numbers: ``decode_tokens:0``."""
+    """Return the name of the first spec that matches one of the names.
+
+    Exporters add prefixes and numbers: ``decode_tokens:0``.
+    """
     plain = {_ADDED.sub("", one.name): one.name for one in specs}
     return next((plain[name] for name in names if name in plain), "")
 
 
 def _find_unnamed(rule: StepRule, specs: Sequence[TensorSpec]) -> str:
-    """Return the only integer input with the shape of tokens or of a single position. ExecuTorch drops all names."""
+    """Return the only integer input with the shape of tokens or of a position.
+
+    For ExecuTorch, which drops all names.
+    """
     known = {name for names in _NAMES.values() for name in names}
     integers = [one for one in specs if one.dtype in ("int32", "int64") and one.name not in known]
     if rule is StepRule.POSITIONS:
@@ -205,9 +212,10 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
 
 
 def _find_axes(cache: Sequence[TensorSpec], bound: int) -> list[int | None]:
-    """Return the axis of the positions of each tensor, or None for a recurrent state.
+    """Return the axis of positions of each tensor, or None for a recurrent state.
 
-    This is the unknown size, best with a fitting name, or else the size ``bound``, or the second axis from the end.
+    This is an axis with an unknown size; an axis whose name indicates positions takes precedence. Without unknown
+    sizes, it is an axis of size ``bound``, or the second axis from the end.
     """
     axes = list(map(_find_growing_axis, cache))
     grows = _grows(cache)
@@ -228,7 +236,7 @@ def _find_growing_axis(spec: TensorSpec) -> int | None:
 
 
 def _find_fixed_axis(spec: TensorSpec, bound: int, *, grows: bool = False) -> int | None:
-    """Return the axis of the positions of a tensor without unknown sizes. Beside growing tensors, it has none."""
+    """Return the axis of positions of a tensor with known sizes. Return None if other cache tensors grow."""
     return None if grows and not bound else find_fixed_axis(spec.name, spec.shape, bound)
 
 
@@ -237,7 +245,7 @@ def _sizes_at(cache: Sequence[TensorSpec], axes: Sequence[int | None]) -> list[i
 
 
 def _make_empty_shape(spec: TensorSpec, axis: int | None) -> tuple[int, ...]:
-    """Return the shape of an empty cache tensor. Raises UsageError for a size that only the user knows."""
+    """Return the shape of an empty cache tensor. Raises UsageError for an unknown size that the user must specify."""
     shape = []
     for place, size in enumerate(spec.shape):
         if isinstance(size, int):
@@ -250,7 +258,10 @@ def _make_empty_shape(spec: TensorSpec, axis: int | None) -> tuple[int, ...]:
 
 
 def _find_bound(cache: Sequence[TensorSpec], mask: TensorSpec | None) -> int:
-    """Return the number of positions of a fixed cache if the mask has it as its last size, or 0."""
+    """Return the number of positions of a cache of fixed size: the last size of the mask.
+
+    Return 0 if the cache does not match.
+    """
     size = mask.shape[-1] if mask is not None and mask.shape else None
     fixed = [spec for spec in cache if _find_growing_axis(spec) is None]
     return size if isinstance(size, int) and any(_find_fixed_axis(spec, size) is not None for spec in fixed) else 0
@@ -264,7 +275,10 @@ def _describe_cache(own: TensorSpec, other: TensorSpec, axis: int | None) -> Cac
 
 
 def _numbered_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
-    """Number the layers from 0. If names only number the tensors, keys and values in turns form the layers."""
+    """Number the layers from 0.
+
+    If each name has a different number, two consecutive tensors (keys, values) form a layer.
+    """
     numbers = {one.layer for one in tensors}
     is_flat = len(numbers) == len(tensors) and len(tensors) % 2 == 0
     is_flat = is_flat and not any(one.is_key or one.axis is None for one in tensors)

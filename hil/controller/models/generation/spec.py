@@ -17,7 +17,7 @@ from hil.core.steps import MAX_STEPS, join_turns
 from hil.core.text import numbered
 from hil.errors import UsageError
 
-# NAME.generate.toml next to NAME.onnx has the prompts of a model in a suite.
+# In a suite, NAME.generate.toml next to NAME.onnx contains the prompts of the model.
 GENERATE = ".generate.toml"
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
@@ -29,10 +29,10 @@ _TEXT_HINT = "give token ids: tokens = [...], or name the tokenizer: tokenizer =
 
 
 class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tokens of the user, and the tokens that follow them.
+    """Turn of a conversation: tokens of the user, and the tokens that follow.
 
     Attributes:
-        forced: Tokens to run instead of those with the largest logits.
+        forced: Tokens for the steps, in place of the tokens with the largest logits.
     """
 
     text: str = ""
@@ -41,16 +41,17 @@ class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     forced: list[Token] = []
 
     def count_steps(self, most: int) -> int:
-        """Return the number of steps, of at most ``most``."""
+        """Return the number of steps, at most ``most``."""
         return min(most, len(self.forced) or most)
 
 
 class Prompt(Turn, kw_only=True, forbid_unknown_fields=True):
-    """A prompt: the first turn of a conversation, and the turns after it.
+    """Prompt: the first turn of a conversation, and further turns.
 
     Attributes:
-        file: Path of a text file, relative to the specification. Its tokens are the prompt and the forced tokens.
-        window: Number of tokens of the file per prompt; 0 is one prompt with all tokens.
+        file: Path of a text file, relative to the specification. The tokens of the text become the prompt and the
+            forced tokens.
+        window: Number of tokens of the file per prompt; 0 makes one prompt with all tokens.
     """
 
     name: str = ""
@@ -70,11 +71,11 @@ class Prompt(Turn, kw_only=True, forbid_unknown_fields=True):
 
 
 class Roles(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Names of inputs and outputs that hil cannot detect; "" is detected.
+    """Names of inputs and outputs that hil cannot detect; hil detects a name that is "".
 
     Attributes:
         bound: Number of positions of a cache with a fixed size.
-        cache: Input -> output that returns its new content.
+        cache: Cache input -> output with the new content of this input.
     """
 
     tokens: str = ""
@@ -88,16 +89,16 @@ class Roles(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How to generate tokens with a model.
+    """Specification of a generation.
 
     Attributes:
         steps: Maximum number of steps after the prompt of each turn.
-        chunk: Number of the prompt's tokens per call; 0 is all.
+        chunk: Number of prompt tokens per call; 0 runs the whole prompt in one call.
         stop: Tokens that end a turn.
         tokenizer: Path of a ``tokenizer.json``, relative to the specification.
         reference: Path of an ONNX model that defines the right results, relative to the specification; "" is the model
-            itself. Programs of other formats need it.
-        lengths: Also run the first prompt cut to each of these lengths, as separate cases. ``1..64`` is a range.
+            itself. Required for models of other formats.
+        lengths: Lengths to which the first prompt is cut, for additional cases. ``1..64`` is a range.
     """
 
     prompt: Annotated[list[Prompt], Meta(min_length=1)]
@@ -111,12 +112,12 @@ class GenerateSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def cases(self) -> list[Prompt]:
-        """All prompts, those that are cut to a length included."""
+        """All prompts, including the prompts that are cut to a length."""
         return [*self.prompt, *(cut_prompt(self.prompt[0], int(size)) for size in self.lengths)]
 
 
 def read_spec(path: Path) -> GenerateSpec:
-    """Read a specification. All prompts then have a unique name and tokens, and lengths are numbers.
+    """Read a specification. In the result, all prompts have a unique name and tokens, and lengths are numbers.
 
     Raises:
         UsageError: The file is unreadable or invalid, or a text cannot be converted to tokens.
@@ -128,11 +129,11 @@ def read_spec(path: Path) -> GenerateSpec:
 
 @functools.lru_cache(maxsize=4)
 def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
-    """Return a specification with the tokens of all texts. A run reads it for each case.
+    """Return a specification with the tokens of all texts. The result is cached, because a run needs it for each case.
 
     Args:
         text: the specification as JSON.
-        files: state of the tokenizer and the texts. Another state is read again.
+        files: state of the tokenizer's and the texts' files, as part of the cache key.
     """
     spec = msgspec.json.decode(text, type=GenerateSpec)
     tokenizer = _load_tokenizer(path.parent / spec.tokenizer) if spec.tokenizer else None
@@ -157,7 +158,7 @@ def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
 
 
 def _stamp_file(path: Path) -> tuple[Path, int, int]:
-    """Return the state of a file: modification time and size, or zeros without a file."""
+    """Return the state of a file: path, modification time and size; zeros if the file is missing."""
     try:
         found = path.stat()
     except (OSError, ValueError):  # ValueError: a null character
@@ -166,20 +167,23 @@ def _stamp_file(path: Path) -> tuple[Path, int, int]:
 
 
 def cut_prompt(prompt: Prompt, size: int) -> Prompt:
-    """Return the first ``size`` tokens of a prompt as a prompt. The others are forced tokens."""
+    """Return a prompt with the first ``size`` tokens. The other tokens become forced tokens."""
     forced = [*prompt.tokens[size:], *prompt.forced]
     return Prompt(name=_LENGTH_NAME.format(prompt.name, size), tokens=prompt.tokens[:size], forced=forced)
 
 
 def find_prompt(spec: GenerateSpec, name: str) -> Prompt | None:
-    """Return the prompt with a name, or the first prompt cut to a length; None if unknown."""
+    """Return the prompt with this name.
+
+    ``NAME-LENGTH`` is the first prompt, cut to a length. Return None if unknown.
+    """
     found = next((prompt for prompt in spec.prompt if prompt.name == name), None)
     size = _size_in_name(spec, name)
     return cut_prompt(spec.prompt[0], size) if found is None and size else found
 
 
 def _size_in_name(spec: GenerateSpec, name: str) -> int:
-    """Return the length in the name of the first prompt cut to a length; 0 for other names."""
+    """Return the length in the name of a cut prompt (``NAME-LENGTH``); 0 for other names."""
     first = spec.prompt[0]
     size = name.removeprefix(_LENGTH_NAME.format(first.name, ""))
     is_size = size != name and size.isascii() and size.isdecimal() and len(size) < _MAX_DIGITS
@@ -187,7 +191,7 @@ def _size_in_name(spec: GenerateSpec, name: str) -> int:
 
 
 def read_file_names(path: Path) -> tuple[str, list[str]]:
-    """Return the paths in a specification: of the reference, "" without one, and of the tokenizer and texts.
+    """Return the paths in a specification: of the reference ("" if not given), and of the tokenizer and texts.
 
     Raises UsageError for an invalid specification.
     """
@@ -228,7 +232,10 @@ def _check_turns(prompt: Prompt, path: Path) -> None:
 
 
 def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path) -> list[Prompt]:
-    """Return a prompt per window of a text file. At most half of a window, and at most all steps, are forced tokens."""
+    """Return a prompt for each window of a text file.
+
+    The last tokens of a window are forced tokens: at most half, and at most one per step.
+    """
     if prompt.tokens or prompt.forced or prompt.turn:
         raise UsageError(f"{path}: a prompt with a file has tokens or turns", hint="remove them", option="--generate")
     try:
@@ -260,7 +267,10 @@ def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path
 
 
 def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
-    """Return the lengths to which the first prompt is cut, ascending. Raises UsageError."""
+    """Return the lengths to which the first prompt is cut, in ascending order.
+
+    Raises UsageError for invalid lengths.
+    """
     most, lengths = len(first.tokens), spec.lengths
     if lengths and first.turn:
         raise UsageError(f"{path}: lengths needs a first prompt with one turn", option="--generate")
@@ -307,7 +317,7 @@ def _load_tokenizer(path: Path) -> Any:
         tokenizer = Tokenizer.from_str(read_file(path, MAX_FILE_BYTES).decode())
     except Exception as error:
         raise UsageError(f"cannot read the tokenizer {path}: {error}", option="--generate") from error
-    # A tokenizer may be stored with the limits of a training.
+    # The file may contain limits from training: disable them.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -33,7 +33,7 @@ from hil.core.tensors import DTYPES, TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, NotRun, StageTimeout, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
-# Increment this when the description changes, so that older cache entries are not used.
+# Increment this when the format of the description changes, so that older cache entries are not used.
 _VERSION = 10
 _HEAD = 64
 # Maximum file size, the same as for bundles.
@@ -61,9 +61,10 @@ class Importer:
 
     Attributes:
         suffixes: file name suffixes of the format.
-        recognises: returns True if these first bytes in a file identify the format, for any file name.
+        recognises: called with the first bytes of a file; returns True if they identify the format, independent of the
+            file name.
         describe: module-level function, or ``module:function``.
-        reads: called with the path and the entry point; returns further files that the description depends on.
+        reads: called with the path and the entry point; returns further files on which the description depends.
     """
 
     suffixes: tuple[str, ...]
@@ -73,7 +74,7 @@ class Importer:
 
 
 def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Explain how to run a bundle, which is not a model. Always raises UsageError."""
+    """Raise UsageError with a hint how to run a bundle, which is not a model."""
     name = Path(path).name
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
@@ -93,7 +94,7 @@ _BUILT_IN = {
         later(f"{_PROGRAMS}:read_with_program"),
     ),
     "so": Importer((".so",), has_no_mark, f"{_PROGRAMS}:describe_library", later(f"{_PROGRAMS}:read_with_library")),
-    # Registered so that running a bundle as a model explains how to run it.
+    # A bundle is not a model. The entry provides an error with a hint.
     "hilb": Importer((".hilb",), is_hilb, refuse_bundle),
     "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.exported.pt2:describe"),
     # A SavedModel is a directory with saved_model.pb and the variables. Other files are GraphDefs.
@@ -173,7 +174,7 @@ def _read(
         check_names(inputs or (), outputs or ())
     except LoadFailed as error:
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
-    # Boards receive the name in UTF-8.
+    # Boards receive the name in UTF-8, so replace other characters.
     main = path.name.encode(errors="replace").decode()
     files = {main: path} | {file: _external(path, file, found.get("needs", {}).get(file)) for file in found["external"]}
     others = {name: read.get(file) or _digest_of(file) for name, file in files.items() if file != path}
@@ -183,7 +184,8 @@ def _read(
         format=chosen,
         path=path,
         files=files,
-        # The main file may have any name; the model refers to the other files by name.
+        # The digest ignores the name of the main file. Other names count, because the model refers to these files by
+        # name.
         digest=digest_of_files({name if name != main else "": one for name, one in digests.items()}),
         function=found["function"],
         inputs=inputs,
@@ -211,7 +213,7 @@ def _check_model(model: Model) -> None:
 def _digest_of_read(file: Path) -> str:
     """Return the digest for a further file, or "" if the file is unreadable.
 
-    A later step reports files that are required.
+    A later step reports missing files.
     """
     try:
         return _digest_of(file)
@@ -263,7 +265,7 @@ def _format_of(path: Path) -> str:
 
 
 def _recognises(importer: Importer, head: bytes) -> bool:
-    # A plugin's function may raise any exception, which must not affect other formats.
+    # A plugin's function may raise any exception. The exception must not affect other formats.
     with contextlib.suppress(ImportFailed), guarded("recognising a file", ImportFailed):
         return bool(importer.recognises(head))
     return False
@@ -279,8 +281,8 @@ def _describe(
     isolated: Isolated | None,
     cache: Cache | None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the importer's description of the model, and True if the description was cached."""
-    # A SavedModel consists of all files in the directory; the main file does not list them.
+    """Return the importer's description of the model, and True if the description came from the cache."""
+    # A SavedModel consists of all files in its directory, which the main file does not list.
     beside: Iterable[Path] = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
     key = Cache.key(
         "import",
@@ -292,7 +294,7 @@ def _describe(
         function=function,
         dims=dict(dims),
         version=_VERSION,
-        # An ONNX description contains the required rewrites.
+        # An ONNX description lists the required rewrites, so the key includes the code of the rewrites.
         code=code_digest(*ONNX_REWRITING, "controller/models/random_nodes.py"),
     )
 
@@ -315,8 +317,8 @@ def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
 def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
     """Return the path of an external data file, which must be in the model's directory or below it.
 
-    Symbolic links follow ONNX Runtime's rules. Links may also lead into the directory of the model's link target, as in
-    the Hugging Face Hub cache (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
+    Symbolic links follow ONNX Runtime's rules. If the model itself is a link, links to the directory of its target are
+    also allowed, as in the Hugging Face Hub cache (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
 
     Args:
         model: the model's file.

@@ -19,7 +19,10 @@ def is_tflite(head: bytes) -> bool:
 
 
 def is_pte(head: bytes) -> bool:
-    """Return True for an ExecuTorch program, with or without test cases. The digits are the schema version."""
+    """Return True for an ExecuTorch program, with or without test cases.
+
+    The digits in the mark are the schema version.
+    """
     return head[4:6] in (b"ET", b"BP") and head[6:8].isdigit()
 
 
@@ -29,5 +32,5 @@ def is_hilb(head: bytes) -> bool:
 
 
 def has_no_mark(head: bytes) -> bool:
-    """Return False: only the file name identifies this format."""
+    """Return False for formats that only the file name identifies."""
     return False

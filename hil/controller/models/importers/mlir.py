@@ -19,7 +19,8 @@ from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
 Value = tuple[str, str]
 
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
-# Operations that draw random numbers. Only StableHLO and torch have these; other dialects use generators with state.
+# Operations that draw random numbers. Only StableHLO and torch have such operations. Other dialects use generators with
+# state.
 _DRAWING = re.compile(
     r"stablehlo\.rng|torch\.(aten|prims)\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential)"
     r"(_like)?_?(\..*)?"
@@ -34,13 +35,14 @@ _VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Parse a module and read the signature of a public function.
 
-    Input names come from the attribute ``iree.abi.name``, else they are arg0, arg1, ...; output names likewise, else
-    output0, ... A dynamic dimension is a symbol such as ``arg0.dim1``.
+    Names come from the attribute ``iree.abi.name``. Without it, inputs are arg0, arg1, ..., and outputs are output0,
+    output1, ... A dynamic dimension is a symbol such as ``arg0.dim1``.
 
     Raises:
-        ImportFailed: the module does not parse, has no public function, or the function has no results or other values
-            than tensors.
-        UsageError: the function or dimension does not exist, or there are several functions and none was chosen.
+        ImportFailed: the module does not parse or has no public function; or the function has no results, or has values
+            other than tensors.
+        UsageError: the function or dimension does not exist, or the module has several functions and ``function`` is
+            "".
     """
     name = Path(path).name
     module = parse(path)
@@ -156,8 +158,8 @@ def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequenc
 def has_float64(module: Any) -> bool:
     """Return True if the type of any value in a module contains float64.
 
-    ``!torch.float`` counts only in function signatures, where it becomes ``f64``. Every ``torch.constant.float``, such
-    as the epsilon of a normalization, has this type.
+    ``!torch.float`` counts only in function signatures, where it becomes ``f64``. Elsewhere it does not count, because
+    every ``torch.constant.float`` has this type, such as the epsilon of a normalization.
     """
     from iree.compiler import ir
 
@@ -209,8 +211,9 @@ def _random(module: Any) -> Iterator[str]:
 
 
 def _is_off(dropout: Any) -> bool:
-    """Return True if a dropout is in inference mode: the last operand is false."""
-    maker = getattr(dropout.operands[len(dropout.operands) - 1].owner, "operation", None)  # None for a block argument
+    """Return True if a dropout is in inference mode, that is, if the last operand is false."""
+    # The operation is None for a block argument.
+    maker = getattr(dropout.operands[len(dropout.operands) - 1].owner, "operation", None)
     return maker is not None and maker.name == "torch.constant.bool" and str(maker.attributes["value"]) == "false"
 
 

@@ -1,4 +1,7 @@
-"""Check the sizes of a module's resources (``dense_resource<name>``), which MLIR does not compare with their types."""
+"""Check that the sizes of a module's resources (``dense_resource<name>``) match their types.
+
+MLIR does not check this.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from hil.core.files import open_file
 from hil.errors import ImportFailed
 
 _RESOURCE = re.compile(r"dense_resource<(?P<name>\"[^\"]*\"|[^>]*)>")
-# `w: "0x04000000..."`: four bytes of alignment, then the data. The lookbehind makes a name start at a word boundary:
-# otherwise the regex would try each letter of long tokens, such as other data.
+# `w: "0x04000000..."`: four bytes of alignment, then the data. The lookbehind makes a name start at a word boundary.
+# Without it, the regex would try each letter of a long token, such as the data of other resources.
 _ENTRY = re.compile(rb'(?P<name>"[^"\n]*"|(?<![\w.$-])[\w.$-]+)\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
 _ELEMENT = re.compile(r"(?P<complex>complex<)?(?:[su]?i|b?f|tf)(?P<bits>\d+)")
 _ALIGNMENT_BYTES = 4
@@ -69,7 +72,7 @@ def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
 
 
 def _bytes_of(kind: Any) -> int | None:
-    """Return the tensor's size in bytes, or None if that is not a whole number."""
+    """Return the tensor's size in bytes, or None if the size is not a whole number of bytes."""
     element = _ELEMENT.match(str(kind.element_type))
     if element is None or int(element["bits"]) % 8:
         return None

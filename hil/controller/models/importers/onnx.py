@@ -23,12 +23,12 @@ from hil.formats.ort_values import ONNX_TYPES
 _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES}
 # Domains with operators that onnx defines. "" and ai.onnx are the same.
 _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-# The checker and shape inference do not get larger tensors: they need only the type.
+# Larger tensors are not passed to the checker and to shape inference, which need only their type.
 _SMALL_BYTES = 1 << 16
-# Exporters use these names for unnamed dimensions: two dimensions with such a name may differ.
+# Names that exporters write for unnamed dimensions. Two dimensions with the same such name may have different sizes.
 _PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
-# Advice for models with sequences, maps or optionals as inputs or outputs.
+# Hints for models with sequences, maps or optionals as inputs or outputs.
 _TENSOR_HINTS = {
     "input": "use one input per tensor, and build the sequence in the model with SequenceConstruct",
     "output": "return tensors: SequenceAt or ConcatFromSequence for a sequence; for a classifier, export without "
@@ -49,7 +49,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             tensors.
         UsageError: the function or dimension does not exist.
     """
-    from hil.controller.models.random_nodes import random_nodes  # random_nodes imports from this package
+    # Imported here to avoid a cycle: random_nodes imports from this package.
+    from hil.controller.models.random_nodes import random_nodes
 
     file = Path(path)
     model = _load(file)
@@ -97,7 +98,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 def _defaults(model: Any) -> list[TensorSpec]:
     """Return the inputs with a default value.
 
-    Before IR version 4, every initializer was also an input, without this meaning.
+    Before IR version 4, every initializer is also an input, so such inputs do not count as default values.
     """
     held = {tensor.name for tensor in model.graph.initializer} if model.ir_version >= 4 else set()
     values = [value for value in model.graph.input if value.name in held]
@@ -106,7 +107,7 @@ def _defaults(model: Any) -> list[TensorSpec]:
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
-    """Set the sizes for symbolic dimensions in value infos. Return all symbols that were found."""
+    """Set the sizes of symbolic dimensions in value infos. Return all symbols in the value infos."""
     symbols = set()
     for value in values:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -122,7 +123,7 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
 
 
 def _symbol(dim: Any) -> str:
-    """Return a dimension's name, or "" if it has none: exporters write placeholders such as ``?``."""
+    """Return a dimension's name, or "" for an unnamed dimension. Placeholders such as ``?`` are not names."""
     return "" if dim.dim_param.strip() in _PLACEHOLDERS else str(dim.dim_param)
 
 
@@ -146,7 +147,7 @@ def _load(file: Path) -> Any:
 
 
 def _texts(message: Any) -> Iterator[Any]:
-    """Yield all strings of a message, recursively. Of a tensor, only the name and the external location."""
+    """Yield all strings of a message, recursively. From a tensor, yield only the name and the external location."""
     if message.DESCRIPTOR.name == "TensorProto":
         yield message.name
         for entry in message.external_data:
@@ -183,7 +184,7 @@ def _check_operators(file: Path, model: Any) -> bool:
             version = opsets.get(domain, versions.get(domain, 0))
             if defs.has(node.op_type, domain=domain, max_inclusive_version=version):
                 continue
-            # Models that ONNX Runtime optimized may have some of its operators in ONNX's domain.
+            # Models that ONNX Runtime optimized may have operators of ONNX Runtime in ONNX's domain.
             if version < _ort_operators().get(node.op_type, _MOST_VERSION + 1):
                 raise ImportFailed(
                     f"{file.name}: unsupported operator {node.op_type!r} of {node_label(node)}: "
@@ -269,7 +270,9 @@ def _check_structure(file: Path, light: Any) -> None:
     for value in (*light.graph.input, *light.graph.output):
         value.type.tensor_type.shape.SetInParent()  # the checker requires a shape, the runtimes do not
     if any(tensor.data_location == 1 for tensor in tensors_of(light)):
-        return  # external data in a subgraph or attribute: the checker would search in the wrong directory
+        # The model has external data in a subgraph or attribute, for which the checker would search in the wrong
+        # directory.
+        return
     try:
         onnx.checker.check_model(light)
     # UnicodeDecodeError: the checker's message contains attribute text that is not UTF-8.
@@ -291,7 +294,8 @@ def _infer(light: Any) -> Any:
 def limited_memory(size: int) -> Iterator[None]:
     """Limit further memory allocations of this process to ``size`` bytes.
 
-    A number in a model may request any number of dimensions. Without /proc, memory is not limited.
+    The limit is necessary because a number in a model may request a huge number of dimensions. Without /proc, there is
+    no limit.
     """
     if not _STATM.exists():
         yield

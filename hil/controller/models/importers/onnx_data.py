@@ -1,4 +1,4 @@
-"""Data of an ONNX model's tensors: check sizes, and read external data."""
+"""Check the sizes of an ONNX model's tensors, and read external data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
-# dtype -> TensorProto field with the elements. All other dtypes use int32_data.
+# dtype -> TensorProto field that contains the elements. All other dtypes use int32_data.
 _TYPED = {
     "float32": "float_data",
     "complex64": "float_data",
@@ -58,7 +58,7 @@ def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
 
 
 def size_of(tensor: Any) -> int:
-    """Return the byte size for a tensor's shape and type."""
+    """Return the size in bytes that a tensor's shape and type require."""
     name = _NAMES.get(tensor.data_type, "string")
     if name == "string":
         return int(tensor.ByteSize())
@@ -67,7 +67,7 @@ def size_of(tensor: Any) -> int:
 
 
 def raw_of(tensor: Any, folder: Path) -> Any:
-    """Return a tensor's data as uint8. External data, from a file in ``folder``, are memory-mapped."""
+    """Return a tensor's data as uint8. External data is memory-mapped from a file in ``folder``."""
     from onnx import numpy_helper
 
     if tensor.data_location == tensor.EXTERNAL:

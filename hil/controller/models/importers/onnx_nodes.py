@@ -90,5 +90,5 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def node_label(node: Any) -> str:
-    """Return a node label for messages: the name, else the outputs."""
+    """Return a label of a node for messages: the name, or the outputs if the node has no name."""
     return f"node {node.name!r}" if node.name else f"the node with outputs {', '.join(node.output) or 'none'}"

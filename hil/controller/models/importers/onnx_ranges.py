@@ -11,7 +11,7 @@ import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of, nodes_of
 
-# Operators that only copy values of these inputs.
+# Operators that only copy values -> the inputs with these values.
 _TRANSPARENT = {
     **dict.fromkeys("Identity Cast Reshape Unsqueeze Squeeze Transpose Flatten Expand Tile Slice Split".split(), (0,)),
     **dict.fromkeys("Gather GatherElements GatherND Pad Compress ReverseSequence Trilu".split(), (0,)),
@@ -27,16 +27,15 @@ _INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
     ("EmbedLayerNormalization", 1): (4, "", 0),
     ("EmbedLayerNormalization", 8): (3, "", 0),
 }
-# Operators with an axis of input 0 as input 1, as a scalar.
+# Operators whose input 1 is a scalar axis of input 0.
 _AXES = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
 
 
 def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return (low, high) for inputs that reach an operator with bounds. The graph needs inferred shapes.
+    """Return (low, high) for each input whose values reach an operator with bounds. The graph needs inferred shapes.
 
-    Indices are bounded by the indexed axis (for GatherND and ScatterND, by the shortest of the axes). Depths and counts
-    are bounded by the number of elements, quantised values by scale and zero point, and clipped values by the clip's
-    limits.
+    The indexed axis bounds indices (GatherND and ScatterND: the shortest of the axes). The number of elements bounds
+    depths and counts. Scale and zero point bound quantised values. The limits of a Clip bound clipped values.
     """
     look = _GraphIndex(graph)
     ranges: dict[str, tuple[float, float]] = {}
@@ -97,13 +96,13 @@ class _GraphIndex:
         if kind == ("TopK", 1):
             return 1.0, float(self._shape(node.input[0])[_attribute(node, "axis", -1)])
         if position == 1 and node.op_type in _AXES:
-            # Several axes must differ from each other, which a range cannot express.
+            # Accept only a single axis: several axes must differ from each other, which a range cannot express.
             return _up_to(len(self._shape(node.input[0])) - 1) if math.prod(self._shape(node.input[1])) == 1 else None
         if kind == ("QuantizeLinear", 0):
             return self._quantised(node)
         if kind == ("Clip", 0):
             low, high = self._limit(node, 1, "min", -math.inf), self._limit(node, 2, "max", math.inf)
-            # A one-sided clip (a ReLU) does not define a range to draw from.
+            # A Clip with only one limit (a ReLU) does not define a range for random inputs.
             return (low, high) if math.isfinite(low) and math.isfinite(high) else None
         return None
 
@@ -117,7 +116,10 @@ class _GraphIndex:
         return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
 
     def _index_of_several(self, node: Any) -> tuple[float, float] | None:
-        """Return bounds for index tuples: the last axis has an index for several axes, and the shortest axis counts."""
+        """Return bounds for index tuples.
+
+        A tuple has an index for each of several axes; the shortest axis defines the bound.
+        """
         first = _attribute(node, "batch_dims", 0)
         count = self._shape(node.input[1])[-1]
         sizes = self._shape(node.input[0])[first : first + count]
@@ -129,7 +131,7 @@ class _GraphIndex:
             axis = _attribute(node, "axis", -2)
             return _up_to(self._shape(node.input[0])[axis] - self._shape(node.input[1])[axis])
         length = self._shape(node.input[2 if _is_foreign(node) else 1])[0]
-        # ONNX Runtime's operator also accepts a scalar: the first position instead of all positions.
+        # ONNX Runtime's operator also accepts a scalar, which is the first position.
         is_first = _is_foreign(node) and self._shape(node.input[1]) == [1]
         return _up_to(length - (self._shape(node.input[0])[-2] if is_first else 1))
 
@@ -157,7 +159,7 @@ class _GraphIndex:
         if len(node.input) <= position or node.input[position] not in self._constants:
             return None
         tensor = self._constants[node.input[position]]
-        # The external tensor locations have not been validated yet.
+        # Do not read external data, because its location has not been validated yet.
         return None if tensor.data_location == tensor.EXTERNAL else numpy_helper.to_array(tensor)
 
 

@@ -30,7 +30,7 @@ _LEAST_BYTES = 64
 
 
 def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Check the first bytes, and read the function's signature if the installed IREE can.
+    """Check the first bytes, and read the function's signature if the installed IREE supports the file.
 
     Raises:
         ImportFailed: the file is not a .vmfb, or the function has no outputs.
@@ -43,7 +43,8 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
         chosen = choose_function(functions_in(read_functions(str(file))), function)
         inputs, outputs = chosen.signature()
     except LoadFailed:
-        # The program is from a newer IREE or a vendor, or lacks the function: the board decides and reports the reason.
+        # The program is from a newer IREE or a vendor, or lacks the function. The board may support it, or reports the
+        # error.
         return {"function": function, "inputs": None, "outputs": None, "ranges": {}, "external": [], "producer": {}}
     takes, gives = (
         [replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) for spec in side] for side in (inputs, outputs)
@@ -54,13 +55,14 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
 def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a method's signature.
 
-    The file has no names: inputs are ``input0``, ``input1``..., outputs ``output0``... in order. For a dynamic tensor,
-    the file does not specify the dynamic dimensions: all dimensions are open, with names such as ``input0.dim0``.
-    Number arguments are constants of the program, which rejects other values; ``producer`` lists them.
+    The file has no names: inputs are ``input0``, ``input1``..., outputs ``output0``... in order. The file does not
+    specify which dimensions of a dynamic tensor are dynamic. So all its dimensions are symbolic, such as
+    ``input0.dim0``. Number arguments are constants of the program, which rejects other values. ``producer`` lists these
+    constants.
 
     Raises:
         ImportFailed: the file is invalid or damaged, or the method takes or returns values other than tensors.
-        UsageError: the method or dimension does not exist, or there are several methods and none was chosen.
+        UsageError: the method or dimension does not exist, or the program has several methods and ``function`` is "".
     """
     file = Path(path)
     try:
@@ -109,8 +111,8 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
 
     Raises:
         ImportFailed: the file is invalid or damaged, has unsupported inputs or outputs, or has no outputs.
-        UsageError: LiteRT is not installed; the function or dimension does not exist; several functions and none
-            chosen.
+        UsageError: LiteRT is not installed; the function or dimension does not exist; or the model has several
+            functions and ``function`` is "".
     """
     version = needed_version(PACKAGE, "tflite")
     file = Path(path)
@@ -161,7 +163,7 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
 
 
 def read_with_program(program: Path, function: str) -> list[Path]:
-    """Return the files that may contain tensors of an ExecuTorch program, which does not name them."""
+    """Return the files that may contain tensors of an ExecuTorch program. The program does not name these files."""
     return tensor_files(program.parent)
 
 

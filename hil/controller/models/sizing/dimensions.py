@@ -1,4 +1,4 @@
-"""Symbolic dimensions of models, and the matching sizes from the user."""
+"""Find the symbolic dimensions of models, and the matching sizes from the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
 
 
 def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
-    """Return the sizes, or size ranges, of dimensions that a model has."""
+    """Return the sizes or size ranges whose dimension the model has."""
     known = set(symbols)
     return {name: size for name, size in sizes.items() if name in known}
 
@@ -34,7 +34,7 @@ def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
 def sizes_of_models(
     paths: Sequence[Path], sizes: Mapping[str, T], context: RunContext, function: str = ""
 ) -> list[dict[str, T]]:
-    """Return the sizes, or size ranges, of each model's dimensions.
+    """Return the sizes or size ranges for each model's dimensions.
 
     Raises:
         UsageError: a dimension does not exist in any model.

@@ -1,4 +1,4 @@
-"""Find sizes for dynamic dimensions with which an ONNX model runs, for hints, by trying some in ONNX Runtime."""
+"""Find sizes of dynamic dimensions with which an ONNX model runs in ONNX Runtime. hil suggests these sizes in hints."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hil.errors import StageError
 from hil.formats.onnx_file import load_onnx
 
 _SIZES = (1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 224, 256, 320, 384, 512)
-_MAX_RANK, _MAX_SIZE = 8, 4096  # limits for shapes, and for sizes, found in a graph's constants
-# A hint must not take long: larger models and inputs are not tried.
+_MAX_RANK, _MAX_SIZE = 8, 4096  # limits for ranks and sizes in a graph's constants
+# Larger models and inputs are not tried, because a hint must not take long.
 _MAX_MODEL_BYTES = 256 << 20
 _MAX_ELEMENTS = 4 << 20
 _SECONDS = 5.0
@@ -96,7 +96,7 @@ def _sizes_in(path: str) -> set[int]:
 def candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
     """Yield sizes to try, small sizes first: for each size, first with batches of 1, then with all dimensions equal.
 
-    A batch is a dimension that only occurs as the first of several.
+    A dimension counts as a batch if it occurs only as the first of several dimensions.
     """
     symbols = list(dict.fromkeys(dim for shape in shapes for dim in shape if isinstance(dim, str)))
     inner = {dim for shape in shapes for dim in (shape[1:] if len(shape) > 1 else shape)}

@@ -17,7 +17,7 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 def parse_range(text: str) -> tuple[int, int]:
     """Parse ``1..512`` into (1, 512).
 
-    Raises ValueError. The error has a message only if the order of the sizes is wrong.
+    Raises ValueError for other texts. The error has a message only if the order of the sizes is wrong.
     """
     match = _RANGE.fullmatch(text)
     if match is None:
@@ -33,13 +33,13 @@ def range_text(sizes: Range) -> str:
 
 
 def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
-    """Return sizes in a range at which programs tend to break: ends, 1, 2, and around multiples of vectors and tiles.
+    """Return sizes in a range at which programs often fail: ends, 1, 2, and sizes near multiples of vectors and tiles.
 
     Returns:
         At most ``most`` sizes, ascending; all sizes in a short range.
     """
     tiles = (size for tile in _TILES for size in (tile, tile + 1, tile - 1))
-    # The smallest sizes fill the rest of the count, so that a short range is tried completely.
+    # Add the smallest sizes up to the maximum, so that a short range is tried completely.
     wanted = itertools.chain((low, high, 1, 2, high - 1, low + 1), tiles, range(low, min(high, low + most) + 1))
     inside = dict.fromkeys(size for size in wanted if low <= size <= high)
     return sorted(itertools.islice(inside, most))
@@ -48,8 +48,8 @@ def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
 def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, int]]:
     """Return the size combinations to try, in ascending order for a single range.
 
-    With several ranges: all dimensions at the lowest and at the highest sizes, then each dimension in turn at an edge,
-    with the others at the highest sizes.
+    With several ranges, the first combinations have all dimensions at the lowest sizes and all at the highest sizes.
+    The following combinations have one dimension at an edge size, and the others at the highest sizes.
     """
     if not ranges:
         return [{}]
@@ -67,9 +67,9 @@ def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, 
 
 
 def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
-    """Return the next size in a search for the smallest failing size; None if the size is known, or nothing failed.
+    """Return the next size in a search for the smallest failing size; None if the search is complete or nothing failed.
 
-    The search bisects below the smallest failing size, assuming that all larger sizes fail as well.
+    The search bisects the sizes below the smallest failing size. It assumes that all larger sizes fail too.
 
     Args:
         low: smallest size in the range.
@@ -105,7 +105,7 @@ def next_combination(ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...]
 
 
 def _line(failing: tuple[int, ...], place: int, tried: Mapping[tuple[int, ...], bool]) -> Iterator[tuple[int, bool]]:
-    """Yield the results of combinations that differ only in one dimension."""
+    """Yield (size, failed) of the combinations that differ from ``failing`` at most in dimension ``place``."""
     for sizes, wrong in tried.items():
         if all(one == other or at == place for at, (one, other) in enumerate(zip(sizes, failing, strict=True))):
             yield sizes[place], wrong

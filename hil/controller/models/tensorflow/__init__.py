@@ -1,1 +1,1 @@
-"""TensorFlow functions and models: read from files and lowered to StableHLO. TensorFlow is imported on demand."""
+"""Read TensorFlow models from files, and lower functions to StableHLO. TensorFlow is imported on demand."""

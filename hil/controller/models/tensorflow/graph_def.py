@@ -1,4 +1,4 @@
-"""GraphDef files, the graphs of TensorFlow 1, with optional tf2xla config files, in the form that tfcompile accepts."""
+"""Open GraphDef files (graphs of TensorFlow 1), with optional tf2xla config files in tfcompile's format."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
 from hil.errors import ImportFailed, UsageError, did_you_mean
 
 SUFFIXES = (".pb", ".pbtxt")
-# Config with feeds and fetches of a graph. NAME.config.pbtxt belongs to NAME.pb; other configs are further entry
-# points.
+# Suffixes of configs with feeds and fetches of a graph. NAME.config.pbtxt is the default config of NAME.pb; other
+# configs are further entry points.
 CONFIG_SUFFIXES = tuple(f".config{suffix}" for suffix in SUFFIXES)
 # Files in a SavedModel directory that are not graphs.
 _SAVED_MODELS = frozenset(("saved_model.pb", "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb"))
-# Entry point of a graph without a config: feeds, fetches and operations to run are derived from the graph.
+# Entry point of a graph without a config. hil derives feeds, fetches and operations to run from the graph.
 MAIN = "main"
 VARIABLE_OP = "VarHandleOp"
-# Sources of variable values, by priority: checkpoint next to the graph, initialisers in the graph, seed.
+# Sources of variable values, highest priority first: checkpoint next to the graph, initialisers in the graph, seeded
+# random values.
 CHECKPOINT, INITIALISER, SEED = "checkpoint", "initialiser", "seed"
 # Operations with outputs that the caller provides.
 _FED = frozenset(("Placeholder", "PlaceholderV2", "IteratorGetNext"))
 _ASSIGN = "AssignVariableOp"
 # Variables without a resource handle, which XLA does not support.
 _REFERENCES = frozenset(("Variable", "VariableV2", "TemporaryVariable"))
-# Unused outputs to ignore: gradients of the fed tensors, and reads of variables (their new values are outputs anyway).
+# Unused outputs that do not become fetches: gradients of the fed tensors, and reads of variables (the new values of
+# variables are outputs in any case).
 _GRADIENTS = "gradients"
 _READ = "ReadVariableOp"
 _NO_VALUES = frozenset(("string", "resource", "variant"))
@@ -55,7 +57,7 @@ class TfGraph:
 
     name: str  # entry point: config file, requested operations, or :data:`MAIN`
     entries: tuple[str, ...]  # available entry points, except operations
-    definition: Any  # GraphDef for the fetches; operations to run precede every fetch
+    definition: Any  # GraphDef for the fetches; every fetch depends on the operations to run
     feeds: tuple[GraphPort, ...]
     fetches: tuple[GraphPort, ...]
     identifiers: Mapping[str, str]  # variable node -> name in the config
@@ -113,7 +115,7 @@ class TfGraph:
         plain = tf.compat.v1.GraphDef(versions=self.definition.versions, library=self.definition.library)
         plain.node.extend(node for node in self.definition.node if node.name not in self.variables)
         for node in plain.node:
-            node.attr.pop("_output_shapes", None)  # may contradict the actual shapes
+            node.attr.pop("_output_shapes", None)  # the attribute may contradict the actual shapes
             node.input[:] = [taken for taken in node.input if taken not in after]
         returned = [fetch.tensor for fetch in self.fetches]
 
@@ -127,7 +129,7 @@ class TfGraph:
             inside = {name: tensor for name, tensor in inside.items() if name in used}
             return list(tf.import_graph_def(plain, input_map=inside, return_elements=returned, name=""))
 
-        # tf.function would add ordering that the graph leaves open, and fails to do so in loops.
+        # Do not use tf.function: it would add control dependencies, which fails in loops.
         wrapped: Callable[..., list[Any]] = tf.compat.v1.wrap_function(imported, list(specs))
         return wrapped
 
@@ -164,8 +166,8 @@ def open_graph(file: Path, function: str) -> TfGraph:
     Args:
         file: the graph's file.
         function: file name of a config in the same directory; or operations and tensors (``loss,train``). Operations
-            with values become outputs, and operations without values run as well. "" is the config with the graph's
-            name, or :data:`MAIN`.
+            with values become outputs. Operations without values only run. "" selects the config with the graph's name,
+            or else :data:`MAIN`.
 
     Raises:
         ImportFailed: the file is not a graph, or the graph has variables that XLA does not support.
@@ -282,7 +284,7 @@ class _Nodes:
         made = type(self._definition)(versions=self._definition.versions, library=self._definition.library)
         made.node.extend(node for node in self._definition.node if node.name in needed)
         for node in made.node:
-            node.attr.pop("_class", None)  # may name a node outside this part
+            node.attr.pop("_class", None)  # the attribute may name a node outside this part
         return made
 
     def fed(self, needed: set[str]) -> list[str]:
@@ -304,7 +306,7 @@ class _Nodes:
         return tensors, [node.name for node in last if not self._list_output_types(node)]
 
     def named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Return the named tensors, and the named operations without values."""
+        """Return the tensors among the names, and the operations without values among the names."""
         tensors, operations = [], []
         for name in (name.strip() for name in names):
             self.check(name)
@@ -343,7 +345,7 @@ class _Nodes:
         return tf.TensorSpec(tf.TensorShape(shape), self._list_output_types(node)[place], feed.name)
 
     def cut(self, fetches: Sequence[GraphPort], targets: Sequence[str]) -> tuple[Any, list[GraphPort]]:
-        """Return the part of the graph for the fetches and operations, and the fetches in that part."""
+        """Return the part of the graph that fetches and operations need, and the fetches in this part."""
         made = self.part([*(_get_node_name(fetch.tensor) for fetch in fetches), *targets])
         if not targets:
             return made, list(fetches)
@@ -357,7 +359,7 @@ class _Nodes:
         return made, waiting
 
     def _iter_outputs(self, node: Any) -> Iterator[str]:
-        """Yield the tensors in a node that have values."""
+        """Yield the outputs of a node that have values."""
         for number, dtype in enumerate(self._list_output_types(node)):
             if dtype.name not in _NO_VALUES:
                 yield f"{node.name}:{number}"
@@ -388,7 +390,7 @@ def _compute_initial_value(definition: Any, variable: str) -> Any:
     import tensorflow as tf
 
     assigning = [node for node in definition.node if node.op == _ASSIGN and node.input[0] == variable]
-    # Prefer the assignment that TensorFlow 1 creates, else any assignment without unknown dependencies.
+    # Prefer the assignment that TensorFlow 1 creates. Otherwise use any assignment without unknown dependencies.
     for node in sorted(assigning, key=lambda node: bool(node.name != f"{variable}/Assign")):
         part = _Nodes(definition).part([_get_node_name(node.input[1])])
         if any(one.op in _FED or one.op == VARIABLE_OP for one in part.node):
@@ -405,7 +407,7 @@ def _compute_initial_value(definition: Any, variable: str) -> Any:
 
 
 def _make_seeded_value(name: str, dtype: Any, shape: Any) -> Any:
-    """Return seeded values in [0, 1), or zeros for other dtypes than floats.
+    """Return seeded values in [0, 1) for floats, or zeros for other dtypes.
 
     The seed depends on the variable's name.
     """
@@ -431,7 +433,7 @@ def _find_reachable(names: Iterable[str], following: Callable[[str], Iterable[st
 
 
 def _get_node_name(taken: str) -> str:
-    """Return the node behind an input: ``^node``, ``node`` or ``node:1``."""
+    """Return the node name in an input: ``^node``, ``node`` or ``node:1``."""
     return taken.lstrip("^").partition(":")[0]
 
 

@@ -42,7 +42,7 @@ def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structur
 
 
 def numbered(structure: Structure, counts: Callable[[Any], bool] = lambda leaf: leaf is not None) -> Structure:
-    """Replace each leaf that counts by its number. Other leaves stay unchanged."""
+    """Replace each leaf for which ``counts`` returns True by its number. Other leaves stay unchanged."""
     numbers = iter(range(sum(map(counts, (leaf for _, leaf in leaves(structure))))))
     return replace_leaves(structure, lambda leaf: next(numbers) if counts(leaf) else leaf)
 
@@ -65,7 +65,7 @@ def _iter_items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
         yield from enumerate(structure)
 
 
-# Operations that only read a variable, and operations that forward the handle.
+# Operations that only read a variable, or only forward its handle.
 _READING = frozenset(
     ("ReadVariableOp", "IsVariableInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 )
@@ -97,8 +97,7 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
 def assigned(concrete: Any) -> dict[str, Any]:
     """Return the variables that a concrete function may assign, by name, in capture order.
 
-    A variable is included if the handle reaches any operation that does not only read, directly or in a called
-    function.
+    A variable is included if its handle reaches any operation that may write, directly or in a called function.
     """
     items = _list_captures(concrete)
     graph = concrete.graph.as_graph_def()
@@ -165,7 +164,8 @@ class HandleGraph:
 
     Args:
         nodes: nodes in the graph or function.
-        library: functions that nodes call; without it, a variable passed to a call counts as assigned.
+        library: functions that nodes call. Without a library, each variable that is passed to a call counts as
+            assigned.
     """
 
     def __init__(self, nodes: Iterable[Any], library: Mapping[str, Any] | None = None) -> None:
@@ -193,7 +193,7 @@ class HandleGraph:
         return False
 
     def _writes_within(self, node: Any, place: int) -> Iterator[bool]:
-        """For each function that a node calls, yield True if it assigns the node's input at ``place``."""
+        """For each function that a node calls, yield True if the function assigns the node's input at ``place``."""
         assert self._library is not None
         for value in node.attr.values():
             for name in (function.name for function in (value.func, *value.list.func) if function.name):
@@ -216,7 +216,7 @@ def _get_capture_name(item: Any) -> str:
 
 
 _LENGTH = 400
-# The actual error in autograph's message, after the quoted code: ` ValueError: ...`.
+# Start of the actual error in autograph's message, after the quoted code: ` ValueError: ...`.
 _RAISED = re.compile(r"^ {4}(?P<name>\w+): ", re.M)
 _QUOTED = re.compile(r'^\s*File ".*", line \d+, in .*$', re.M)
 _COLOR = re.compile(r"\x1b\[\d+m")
@@ -224,12 +224,12 @@ _COLOR = re.compile(r"\x1b\[\d+m")
 _XLA = "Failed getting HLO text: '"
 _BEFORE = ("Graph execution error", "Detected at node", "<stack traces")
 _AFTER = ("The op is created at", "Stack trace", "tf2xla conversion failed", "Arguments received by", "[[")
-# `... compatible with node {{node Eig}}){{node Eig}}`
+# Repeated node name: `... compatible with node {{node Eig}}){{node Eig}}`
 _NODE_AGAIN = re.compile(r"(?<=\))\{\{node [^}]*\}\}")
 _FUNCTION_NODE = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _OPERATION = re.compile(r"\s*\[Op:\w+\].*$")
-# `loc(callsite(fused["Erf:", ...)): 'tf.Erf' op is ...`
+# Location to remove: `loc(callsite(fused["Erf:", ...)): 'tf.Erf' op is ...`
 _LOCATION = re.compile(r"^loc\(.*?\): ")
 
 
@@ -258,14 +258,14 @@ def _iter_message_lines(text: str) -> Iterator[str]:
     return takewhile(lambda line: not line.startswith(_AFTER), kept)
 
 
-# `%24 = mhlo.copy %23 : tensor<2xf32>` requests a separate buffer for a result. It is replaced in place by a no-op:
-# values of different regions share names, so uses cannot be found by name.
+# `%24 = mhlo.copy %23 : tensor<2xf32>` requests a separate buffer for a result. hil replaces the operation by a no-op.
+# Removing it would require renaming its uses, but values of different regions share names.
 _COPY = re.compile(r"= mhlo\.copy (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
 _IDENTITY = r"= stablehlo.reshape \g<value> : (\g<type>) -> \g<type>"
 # IREE supports chlo, StableHLO's companion dialect, but not mhlo.
 _ERF = re.compile(r"= mhlo\.erf (?P<value>%[\w#]+) : (?P<type>tensor<[^>]*>)")
 _CHLO_ERF = r"= chlo.erf \g<value> : \g<type> -> \g<type>"
-# `{alias = {..., parameter_number = 3 : i64}, output_index = array<i64: 3>}`
+# Alias of a result: `{alias = {..., parameter_number = 3 : i64}, output_index = array<i64: 3>}`
 _ALIAS = re.compile(r"parameter_number = (?P<argument>\d+) : i64\}, output_index = array<i64(?:: (?P<result>\d+))?>")
 _MAIN = re.compile(r"func\.func (?:public )?@main\((?P<arguments>.*?)\) -> ")
 
@@ -276,7 +276,7 @@ class StableHlo:
 
     mlir: str  # without operations of the mhlo dialect
     arguments: int  # number of arguments of ``main``
-    aliases: dict[int, int]  # result number -> argument number with the old value
+    aliases: dict[int, int]  # result number -> number of the argument with the old value
 
 
 def read_stablehlo(text: str) -> StableHlo:

@@ -22,7 +22,7 @@ from hil.core.scratch import temporary_folder
 # Subdirectory of ``--debug-ir`` for XLA's files.
 HLO = "hlo"
 _FLAGS = "--xla_dump_hlo_as_text --xla_dump_hlo_as_dot"
-# `module_0007.a_inference_flat_42__.5.cpu_after_optimizations.txt`
+# Names of XLA's files, such as `module_0007.a_inference_flat_42__.5.cpu_after_optimizations.txt` and
 # `module_0007.a_inference_flat_42__.5.0012.simplification.after_algsimp.before_dce.txt`
 _DUMPED = re.compile(
     r"module_(?P<number>\d+)\..+?\.(?:(?:cpu_)?(?P<what>(?:before|after)_optimizations.*)|(?P<pass>\d{4}\..+))"
@@ -32,11 +32,11 @@ PASSES = "passes"
 
 @contextlib.contextmanager
 def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
-    """Yield the environment for a process in which XLA dumps modules to a directory; "" disables it.
+    """Yield the environment variables with which XLA dumps modules to a directory; "" disables the dump.
 
     The files are ``before_optimizations`` and ``after_optimizations``, as ``.txt`` and ``.dot``, and XLA's further
-    files for them. A number is prepended if a process compiled several modules. ``passes`` adds the module after each
-    pass, in a subdirectory of that name.
+    files for them. If a process compiled several modules, the names start with a number. With ``passes``, a
+    subdirectory ``passes`` contains the module after each pass.
     """
     if not folder:
         yield {}

@@ -32,7 +32,10 @@ class CapturedFunction:
     captured: tuple[Any, ...]  # tf.Variable or tf.Tensor for each of ``function.state``
 
     def values(self) -> list[Array]:
-        """Return the current values of captured variables and tensors, which are further arguments."""
+        """Return the current values of captured variables and tensors.
+
+        They are additional arguments of the lowered function.
+        """
         return [item.numpy() for item in self.captured]
 
 
@@ -42,10 +45,10 @@ def lower_function(
     """Lower a function for arguments of given types.
 
     Args:
-        function: ``tf.function``, such a method, Keras model, or any function of tensors.
-        args: arguments, may be nested. An array, tensor or ``tf.TensorSpec`` represents any tensor of the same dtype
-            and shape; other values (including Python numbers) are compiled in as constants.
-        kwargs: the same, by name.
+        function: a ``tf.function``, a method that is a ``tf.function``, a Keras model, or any function of tensors.
+        args: positional arguments, which may be nested. An array, tensor or ``tf.TensorSpec`` stands for any tensor of
+            the same dtype and shape. Other values, including Python numbers, become constants.
+        kwargs: keyword arguments, like ``args``.
 
     Raises:
         CompileFailed: tracing or lowering failed, or an argument or result is not a tensor.
@@ -67,7 +70,8 @@ def lower_function(
     specs = [spec for _, spec in inputs]
     with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=error_text):
         concrete = traced.get_concrete_function(*specs)
-        items = captured(concrete)  # check first, because XLA's messages about unsupported captures are unclear
+        # Check captures first, because XLA's messages about unsupported captures are unclear.
+        items = captured(concrete)
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
     return _build_lowered(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
 
@@ -102,7 +106,7 @@ def _build_lowered(
 
 
 def _name_tensors(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors among the arguments with names made of parameter and path."""
+    """Yield the tensors among the arguments. Their names contain parameter and path."""
     python = getattr(function, "python_function", function)
     try:
         kinds = inspect.signature(python).parameters.items()
@@ -116,7 +120,10 @@ def _name_tensors(function: Any, structure: tuple[list[Any], dict[str, Any]]) ->
 
 
 def _is_tensor(leaf: Any) -> bool:
-    """Return True if a leaf has a dtype and a shape, as in numpy, TensorFlow and Keras. Python numbers do not."""
+    """Return True if a leaf has a dtype and a shape, as in numpy, TensorFlow and Keras.
+
+    Return False for a Python number.
+    """
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
@@ -134,12 +141,12 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class State:
-    """Captured variable or tensor, which is a further argument of the lowered function."""
+    """Captured variable or tensor, which is an additional argument of the lowered function."""
 
     spec: TensorSpec  # unique name, dtype and shape; a number is appended to names used several times
-    constant: bool = False  # a tensor, which never changes, instead of a variable
-    # Result number with the variable's new value, counting outputs; None if the function does not assign the
-    # variable.
+    constant: bool = False  # True for a tensor, which never changes; False for a variable
+    # Number of the result with the variable's new value (outputs count as well); None if the function does not assign
+    # the variable.
     result: int | None = None
 
 
@@ -154,7 +161,7 @@ class LoweredFunction:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
-    # Return value structure, with output numbers as leaves; see :meth:`returned`.
+    # Structure of the return value, with output numbers as leaves; see :meth:`returned`.
     structure: Structure
 
     @property

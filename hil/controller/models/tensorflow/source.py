@@ -1,6 +1,6 @@
 """Open TensorFlow models (SavedModel, GraphDef, .keras).
 
-TensorFlow models are programs, so open models in an isolated process.
+A TensorFlow model may contain arbitrary code, so open models only in an isolated process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hil.errors import CompileFailed, ImportFailed, UsageError
 SAVED_MODEL = "saved_model.pb"
 # Default signature of TensorFlow's tools.
 _DEFAULT = "serving_default"
-# Method that TensorFlow's loader needs to restore an optimizer's variables; loaded TensorFlow 1 optimizers lack it.
+# Method that TensorFlow's loader needs to restore an optimizer's variables. Optimizers of TensorFlow 1 lack this
+# method.
 _SLOTS = "add_slot"
 # Internal signatures of TensorFlow.
 _OWN = ("__saved_model_init_op", "__saved_model_train_op")
@@ -40,7 +41,7 @@ class OpenedFunction:
     """Opened function of a model."""
 
     name: str  # signature key, method name, or ``call`` for a Keras model
-    function: Callable[..., Any]  # takes arguments of this ``structure``, with tensors for specs
+    function: Callable[..., Any]  # takes arguments with this ``structure``, in which tensors replace specs
     # (positional, named) arguments. Leaves are ``tf.TensorSpec``, static for sizes from ``--dim``, or constant values.
     structure: tuple[list[Any], dict[str, Any]]
     inputs: tuple[TensorSpec, ...]  # tensors among the arguments: names, dtypes, shapes with symbols
@@ -269,12 +270,12 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
     Raises:
         ImportFailed: the file is unreadable or damaged, or contains layers that are code (lambdas, custom layers).
-        UsageError: TensorFlow is not installed; the function or dimension does not exist; several functions and none
-            chosen.
+        UsageError: TensorFlow is not installed; the function or dimension does not exist; or the model has several
+            functions and ``function`` is "".
     """
     version = needed_version("tensorflow", "tensorflow")
     name = Path(path).name
-    # TensorFlow validates nodes, types and operations only when a model is used.
+    # TensorFlow validates nodes, types and operations only on use of the model.
     with foreign_errors(ImportFailed, f"TensorFlow cannot read {name}", error_text=error_text):
         source = open_model(path, function, dims)
         new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
@@ -308,7 +309,7 @@ def spec_of(name: str, spec: Any) -> TensorSpec:
 
 
 def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
-    """Return the results of a function without None. Names come from the structure, or from ``names``."""
+    """Return the results of a function that are not None. Names come from the structure, or from ``names``."""
     found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
     if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
         return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
@@ -316,7 +317,7 @@ def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, A
 
 
 def array_of(tensor: Any) -> Array:
-    """Return a tensor's values in hil's form: strings as text."""
+    """Return a tensor's values as an array. Strings become text."""
     import numpy as np
 
     array: Array = np.asarray(tensor.numpy())

@@ -1,1 +1,1 @@
-"""Import of PyTorch's `.pt2` programs."""
+"""Import PyTorch's `.pt2` programs."""

@@ -19,13 +19,13 @@ FUNCTION = "forward"
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read a program's signature: tensors in the order of arguments and results.
 
-    An input has the graph's name: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by the place in
-    the result: ``logits``, ``boxes_0``, ``output_1``; ``output`` if it is the only output. The new values of changed
-    state follow: see :func:`new_values`. A dynamic dimension is named by the first occurrence: ``x.dim0``. Inputs and
-    outputs other than tensors are constants of the program; ``producer`` lists them.
+    An input has its name in the graph: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by its
+    place in the result: ``logits``, ``boxes_0``, ``output_1``; a single output is ``output``. The new values of changed
+    state follow: see :func:`new_values`. A dynamic dimension is named after its first occurrence: ``x.dim0``. Inputs
+    and outputs other than tensors are constants of the program; ``producer`` lists them.
 
     Raises:
-        ImportFailed: the file is unreadable, takes or returns variable numbers, or has an unsupported dtype.
+        ImportFailed: the file is unreadable, the program takes or returns numbers that vary, or a dtype is unsupported.
         UsageError: the function or dimension does not exist, or the program was not exported for this size.
     """
     name = Path(path).name
@@ -109,15 +109,14 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
 
     The new value is an output.
 
-    The name is the name in the module, followed by ``_out``: ``bn.running_mean_out``. The weight has the name without
-    the suffix.
+    The name is the weight's name in the module with the suffix ``_out``: ``bn.running_mean_out``.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
     held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warnings about its copies
+        warnings.simplefilter("ignore")  # torch warns about its own copies
         functional = program.run_decompositions({})
     targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
     taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
@@ -126,7 +125,7 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
 
 
 def changed(program: Any) -> list[int]:
-    """Return the output indices of the new values in a functionalized program, in the order of :func:`new_values`."""
+    """Return the output indices of new values in a functionalized program, in the order of :func:`new_values`."""
     from torch.export.graph_signature import OutputKind
 
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -135,7 +134,7 @@ def changed(program: Any) -> list[int]:
 
 
 def returning(program: Any, kept: Callable[[Any], bool]) -> None:
-    """Make a program also return the changed state's new values, after the outputs that ``kept`` selects."""
+    """Make a program return the outputs in ``kept``, followed by the new values of changed state."""
     from torch.export.graph_signature import OutputKind, OutputSpec
     from torch.utils._pytree import tree_structure
 
@@ -164,13 +163,13 @@ def _may_write(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
-    # In training, these write to the running statistics, although their schemas do not declare it.
+    # In training mode, these operators write to the running statistics, although their schemas do not declare this.
     hidden = schema.name in ("aten::batch_norm", "aten::instance_norm") and node.args[5] is True
     return bool(schema.is_mutable or hidden)
 
 
 def _draws(node: Any) -> bool:
-    """Return True if a node of an exported graph draws random numbers. A dropout that is switched off does not."""
+    """Return True if a node of an exported graph draws random numbers. A dropout in inference mode draws none."""
     import torch
 
     if node.op != "call_function" or torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -304,7 +303,7 @@ def known_ranges(inputs: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _sizes(node: Any, seen: set[Any]) -> Iterator[int]:
-    """Yield the sizes of the dimensions that a node's values index."""
+    """Yield the sizes of all dimensions into which a node's values are indices."""
     for user in node.users:
         if user.op != "call_function" or user in seen:
             continue

@@ -6,10 +6,10 @@
 - It loads shared libraries.
 - It evaluates shape expressions and guards as Python.
 - It imports modules that a pytree names.
-- It resolves operator names to any object below ``torch``.
+- It resolves an operator name to an arbitrary object below ``torch``.
 
-All of these are checked before torch reads the archive. Content that torch writes for an ordinary model is accepted,
-and everything else is rejected.
+This module checks all of this before torch reads the archive. It accepts the content that torch writes for an ordinary
+model, and rejects everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
 _CONFIGS = {kind: f"data/{kind}/model_{kind}_config.json" for kind in ("weights", "constants")}
-# Programs next to the model, including shared libraries, and pickled weights of older releases.
+# Entries to reject: compiled programs next to the model, including shared libraries, and pickled weights of older
+# releases.
 _FORBIDDEN = re.compile(r"data/(aotinductor|executorch)/|data/(weights|constants)/.*\.pt$")
 
 
@@ -43,7 +44,7 @@ def load_program(path: str) -> Any:
     """Load a ``torch.export.ExportedProgram`` from a file. Call this only in an isolated process: it imports torch.
 
     Raises:
-        ImportFailed: the file is damaged, is for a different version of torch, or contains code that would run.
+        ImportFailed: the file is damaged, requires a different version of torch, or contains code that torch would run.
     """
     name = Path(path).name
     try:
@@ -61,7 +62,7 @@ def load_program(path: str) -> Any:
             raise ImportFailed(
                 f"torch {torch.__version__} cannot read {name}: {first_line(cause)}", hint=AGAIN
             ) from error
-    # Python source for input checks from the file. hil checks inputs separately.
+    # The file contains Python source for input checks. Remove it, because hil checks inputs itself.
     program._guards_code = []
     _drop_derived_ranges(program)
     return program
@@ -104,7 +105,7 @@ def _check(path: str) -> None:
         texts = {record: reader.read_bytes(record) for record in parts if record in sizes}
     except (RuntimeError, AssertionError, UnicodeDecodeError) as error:
         raise ImportFailed(f"{name} is not a torch.export.save archive, or is damaged", detail=str(error)) from error
-    # Both readers must see the same entries. Otherwise torch could load unchecked content.
+    # This reader and torch's reader must see the same entries. Otherwise torch could load unchecked content.
     root = listed[0].partition("/")[0] if listed else ""
     if sorted(f"{root}/{record}" for record in records) != sorted(listed):
         raise ImportFailed(f"{name} was not written by torch.export.save: zip readers find different entries")
@@ -126,7 +127,7 @@ def _check(path: str) -> None:
 
 
 def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> None:
-    """Check that tensors are stored as plain bytes. torch checks that each tensor is within the record."""
+    """Check that tensors are stored as plain bytes. torch itself checks that each tensor is inside its record."""
     for key, payload in config["config"].items():
         record = f"data/{kind}/{payload['path_name']}"
         if payload["path_name"].startswith(("custom_obj_", "opaque_obj_")):
@@ -144,7 +145,7 @@ def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> 
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
-    """Restrict unpickling in torch, for example of example inputs, to tensors and plain containers."""
+    """Restrict unpickling in torch, such as of example inputs, to tensors and plain containers."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = {key: value for key, value in os.environ.items() if key == name}
     os.environ[name] = "1"
@@ -176,14 +177,14 @@ def _torch_trouble() -> Iterator[list[BaseException]]:
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
-# Python operators that `torch.export` writes for sizes. Others (call, methodcaller) could reach any object.
+# Python operators that `torch.export` writes for sizes. Other functions (call, methodcaller) could access any object.
 _OPERATORS = frozenset(
     "add sub mul truediv floordiv mod pow neg pos abs eq ne lt le gt ge and_ or_ not_ xor lshift rshift getitem".split()
 )
 _TORCH = re.compile(r"torch\.(_sym|sym)_[a-z0-9_]+")
 _MATH = re.compile(r"math\.[a-z0-9]+")
 _OP = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.\w+(\.\w+)?")
-# Operator namespace -> module that registers it, if torch does not.
+# Operator namespace -> module that registers it, for namespaces that torch does not register.
 _REGISTERED_BY = {
     "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
     "torchao": "torchao",

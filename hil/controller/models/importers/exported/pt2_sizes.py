@@ -1,7 +1,7 @@
 """Check size expressions of exported PyTorch programs, which sympy evaluates as Python.
 
-Expressions may contain arithmetic of symbols and known functions, within limits. A short text such as ``9**9**9`` has
-more digits than fit into memory, and ``(s0+s1)**99`` has too many terms.
+Expressions may contain arithmetic with symbols and known functions, within limits. Without limits, a short text could
+use up the memory: the value of ``9**9**9`` has too many digits, and ``(s0+s1)**99`` has too many terms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NODES = (
 )  # fmt: skip
 _SYMBOL = re.compile(r"[a-z]+\d+|true|false|oo|int_oo")
 _TEXT = re.compile(r"[a-z]+\d+|-?[0-9.]+(e[+-]?\d{1,3})?")
-# Functions for sizes, in addition to the classes of torch.utils._sympy.functions.
+# Allowed functions for sizes, in addition to the classes of torch.utils._sympy.functions.
 _FUNCTIONS = frozenset(
     "Max Min Mod Abs And Or Not Eq Ne Lt Le Gt Ge Pow Add Mul floor ceiling sqrt FloorDiv ModularIndexing Where "
     "PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv "
@@ -68,7 +68,7 @@ def _is_plain(node: ast.AST) -> bool:
     if isinstance(node, ast.keyword):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Constant):
-        # sympy writes text in Symbol('s0', integer=True) and Float('1.5', precision=53).
+        # sympy writes texts as in Symbol('s0', integer=True) and Float('1.5', precision=53).
         return bool(_TEXT.fullmatch(node.value)) if isinstance(node.value, str) else isinstance(node.value, int | float)
     return isinstance(node, _NODES)
 
@@ -108,7 +108,7 @@ def _of_call(node: ast.Call) -> _Extent:
     inner = [_measure(one) for one in (*arguments, *(keyword.value for keyword in node.keywords))]
     if name == "LShift" and len(arguments) == 2:
         return _Extent(inner[0].bits + _whole(arguments[1]), inner[0].terms)
-    # A keyword such as precision is a number of bits.
+    # The value of a keyword such as precision is a number of bits.
     if any(_whole(keyword.value) > _MAX_BITS for keyword in node.keywords):
         raise ValueError("the precision exceeds the limit")
     if name == "Mul":
@@ -130,7 +130,7 @@ def _power(base: _Extent, exponent: ast.expr) -> _Extent:
 def _whole(node: ast.expr) -> int:
     """Return the absolute value of a number, rounded up.
 
-    Raises ValueError for other expressions, which are unbounded.
+    Raises ValueError for other expressions, because their value has no bound.
     """
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         return _whole(node.operand)
@@ -138,7 +138,7 @@ def _whole(node: ast.expr) -> int:
         return _whole(node.args[0]) if node.args else 0
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rational":
         return max(map(_whole, node.args), default=0)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):  # 1/2
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):  # a fraction such as 1/2
         return max(_whole(node.left), _whole(node.right))
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, str):
