@@ -1,7 +1,7 @@
 """Choose the flags of iree-compile for a board's CPU.
 
 A program must never need an instruction that the board lacks. hil uses a CPU name only if the board reports all
-features that the compiler uses for this name. Otherwise the code is generic, with the reported features.
+features that the compiler uses for this name. Otherwise, hil compiles generic code with the reported features.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Target:
 
 
 def iree_target(machine: Mapping[str, Any]) -> Target:
-    """Return the target for a machine as described by the Describe call.
+    """Return the target for a machine description from the Describe call.
 
     Raises:
         UsageError: unsupported architecture.
@@ -55,7 +55,8 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
         return _target(family, "apple-m1", [], "common to all Macs with Apple silicon", system="apple-darwin")
     parts = [str(part).lower() for part in machine.get("cpu_parts", ())]
     named = [cpu for cpu in ARM_CPUS if cpu.part in parts]
-    # A program's threads run on small and big cores. Use code for the big cores if all cores can run it.
+    # A program's threads run on small and big cores. Use code for the big cores only if all cores support its
+    # instructions.
     fitting = [cpu for cpu in named if cpu.needs <= shown]
     if fitting:
         others = [cpu.name for cpu in named if cpu.name != fitting[-1].name]
@@ -79,9 +80,10 @@ def described(flags: Sequence[str]) -> Target:
 
 
 def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
-    """Add a hint to the error if an IREE program was compiled with these flags for another CPU than the board's."""
+    """Add a hint to the error if an IREE program was compiled with these flags for a different CPU."""
     target = described(flags)
-    # A simulated board runs on this machine's CPU. Code for "host" fits, even if the board reports a different one.
+    # A simulated board runs on this machine's CPU. So code for "host" is right, even if the board reports a different
+    # CPU.
     if not (info.get("simulated") and target.cpu == "host"):
         error.hint = likely_cause(error, target, info["machine"]) or error.hint
 
@@ -150,7 +152,7 @@ RISCV_WORDS = "zba zbb zbc zbs zfh zfhmin zvfh zicond".split()
 def _riscv(shown: set[str], source: str) -> Target:
     base = next((word for word in shown if word.startswith("rv64")), "")
     letters = [one for one in RISCV_LETTERS if one in base[4:].replace("g", "mafd")]
-    # A board without an isa line still runs Linux, which needs rv64gc.
+    # A board without an isa line also runs Linux, which requires rv64gc.
     features = [*(letters or "mafdc"), *(word for word in RISCV_WORDS if word in shown)]
     made = _target("riscv64", "generic-rv64", features, source)
     return Target((*made.flags, f"{_ABI}lp64d"), made.description, made.arch, made.cpu)
@@ -190,7 +192,8 @@ _ARM_LEVELS["v8.4"] = _ARM_LEVELS["v8.2"] + " asimdfhm fcma jscvt ilrcpc flagm u
 _ARM_LEVELS["v8.6"] = _ARM_LEVELS["v8.4"] + " flagm2 frint i8mm bf16"
 _ARM_LEVELS["v9"] = _ARM_LEVELS["v8.6"] + " sve sve2 svebitperm"
 
-# Implementer, level, cores as PART=NAME, then features beyond the level. Per implementer, small cores precede big ones.
+# Each line: implementer, level, cores as PART=NAME, features beyond the level. For each implementer, small cores are
+# before big cores.
 _ARM_TABLE = """
 0x41 v8    d02=cortex-a34 d04=cortex-a35 d03=cortex-a53 d07=cortex-a57 d08=cortex-a72 d09=cortex-a73
 0x41 v8.2  d05=cortex-a55 d06=cortex-a65 d43=cortex-a65ae d4a=neoverse-e1 d0a=cortex-a75 d0b=cortex-a76 d0e=cortex-a76ae

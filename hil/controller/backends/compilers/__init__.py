@@ -26,7 +26,7 @@ _WITH_PASSES = ("iree", "tfcompile")
 
 
 class Compiler(Protocol):
-    """Callable that compiles a model. Arguments and errors: see :func:`compile_model`."""
+    """Callable that compiles a model. :func:`compile_model` documents the arguments and errors."""
 
     def __call__(self, model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         """Compile the model."""
@@ -94,10 +94,10 @@ def _check_artifact(made: object) -> None:
 
 
 def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """Return the model's files as a program, converted if the runtime needs another format.
+    """Return the model's files as the program. If the runtime needs another format, convert them.
 
     Raises:
-        UsageError: the runtime cannot load this format or any format that it converts to.
+        UsageError: the runtime loads neither this format nor a format to which hil can convert the model.
         CompileFailed, CompileCrashed, StageTimeout: conversion failed.
     """
     runtime = order["runtime"]

@@ -1,6 +1,6 @@
-"""Compile for a board with narrower arithmetic. The flag ``--arithmetic=NAME`` rewrites an ONNX model.
+"""Compile for a board with narrower arithmetic: the flag ``--arithmetic=NAME`` rewrites an ONNX model.
 
-IREE's flags cannot do this: they demote only the inputs of contractions, and only for matrix products from MLIR.
+IREE has no such flags. Its flags demote only the inputs of contractions, and only for matrix products from MLIR.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hil.formats.onnx_file import load_onnx
 if TYPE_CHECKING:
     from hil.controller.models.compiling import Work
 
-# A flag of hil. It is removed before the compiler runs.
+# Flag of hil, which the compiler does not receive.
 FLAG = "--arithmetic="
-# Larger models store weights in an external file. Protobuf limits a message to 2 GiB; this leaves room.
+# Larger models store weights in an external file, because protobuf limits a message to 2 GiB.
 _MAX_BYTES = 1 << 30
 _FILE = "model.onnx"
 

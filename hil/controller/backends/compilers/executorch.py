@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MAIN = "main.pte"
 NOTES = "notes.json"
-# Suffix that allows portable kernels for the nodes that the backend does not take. Without the suffix, the
-# backend is requested for all nodes.
+# Suffix of the flag that allows portable kernels for nodes that the backend does not support. Without it, all nodes are
+# requested on the backend.
 _REST = f",{PORTABLE}"
 _DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")
 _TOLD = 8
-# Increase this when the compiled program changes for other reasons than those packages. Cached programs become stale.
+# Increase this when compiled programs change although the packages are the same. Cached programs become stale.
 _VERSION = 5
 
 
@@ -136,7 +136,7 @@ def _parse(flags: Sequence[str]) -> tuple[str, dict[str, str]]:
     return chosen, options
 
 
-# Graph nodes that only pass values, without computation.
+# Graph nodes without computation, which only pass values.
 _NO_WORK = ("executorch_call_delegate", "getitem")
 
 
@@ -162,8 +162,8 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     program = load_program(model)
     passes = []
     if new_values(program):
-        # Buffers still keep their values between calls. Input mutations are removed, so their values are only returned:
-        # ExecuTorch would put them before the program's outputs.
+        # Buffers still have state between calls. For mutated inputs, only return the new values: ExecuTorch would put
+        # mutations before the program's outputs.
         program = program.run_decompositions({})
         returning(program, lambda spec: spec.kind is not OutputKind.USER_INPUT_MUTATION)
         # Without this pass, ExecuTorch initializes buffers with zeros instead of their saved values.
@@ -208,6 +208,6 @@ def _operators(graph: Any) -> list[str]:
     from torch._ops import OpOverload
 
     targets = (node.target for node in graph.nodes if node.op == "call_function")
-    # The edge dialect still contains some operators of torch. Only their string form includes the namespace.
+    # The edge dialect contains some operators of torch, whose namespace is only in their string form.
     names = (str(one if isinstance(one, OpOverload) else getattr(one, "__name__", one)) for one in targets)
     return [name for name in names if name not in _NO_WORK]

@@ -56,7 +56,7 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
 @dataclass(frozen=True)
 class Taken:
-    """Model in a format that iree-compile accepts."""
+    """Model in a format that iree-compile accepts, with the flags."""
 
     model: Model
     way: tuple[str, ...]  # flags that selected the conversion
@@ -68,7 +68,7 @@ class Taken:
 def as_iree_takes(
     model: Model, flags: Sequence[str], work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> Taken:
-    """Return a model as ONNX or MLIR, converted if necessary.
+    """Return a model as ONNX or MLIR. Convert it if necessary.
 
     Args:
         debug_ir, debug_ir_passes: See :func:`hil.controller.models.conversions.convert`.
@@ -76,7 +76,7 @@ def as_iree_takes(
             available.
 
     Raises:
-        UsageError: the model cannot be converted, or not to the requested format.
+        UsageError: the model cannot be converted to ONNX or MLIR, or to the requested format.
         CompileFailed, CompileCrashed, StageTimeout: conversion failed.
     """
     way = tuple(flag for flag in flags if flag.startswith(VIA))

@@ -1,8 +1,8 @@
-"""Diagnose a failed iree-compile: report the phase and pass, and store the IR and a script that reproduces the failure.
+"""Diagnose a failed iree-compile: find the phase and pass, and store the IR and a script that reproduces the failure.
 
-hil compiles the model a second time with MLIR's crash reproducer, within time and size limits. The first compilation
-is timed, so it runs without the reproducer. A crashed compiler cannot be inspected afterwards. The script needs
-only IREE's tools.
+A crashed compiler cannot be inspected. So hil compiles the model again with MLIR's crash reproducer, within time and
+size limits. The first compilation runs without the reproducer, because hil measures its time. The script needs only
+IREE's tools.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, Stag
 SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"
 _FOUND = "found.json"
 _LOG = "diagnosis.log"
-# Time limits. The second compilation gets these seconds plus three times the duration of the first. If the first
-# timed out, the second gets only these seconds: it hangs in the same pass.
+# Time limits in seconds. The limit of the second compilation is this value plus three times the duration of the first.
+# If the first timed out, the limit is only this value, because the second hangs in the same pass.
 _TIME_S = 60.0
 _OPT_S = 20.0
 _KILL_S = 10.0
 # Size limits of an IR file, and of a module that is dumped with all constants.
 _IR_BYTES = 256 << 20
 _WHOLE_BYTES = 4 << 20
-# Larger modules are referenced in place, not copied.
+# Larger modules are not copied; the script refers to the original file.
 _COPIED_BYTES = 256 << 20
-# Example: [`Outer` on 'builtin.module' operation, `Inner` on 'func.func' operation: @main]
+# Example of passes: [`Outer` on 'builtin.module' operation, `Inner` on 'func.func' operation: @main]
 _FAILED_IN = re.compile(r"Pipeline failed while executing (?P<passes>.*): reproducer generated at")
 _PASS_ON = re.compile(r"`(?P<name>[^`]+)` on '(?P<kind>[^']+)' operation(?:: (?P<symbol>@\"[^\"]*\"|@[^\s,\]]+))?")
 _DUMPED = re.compile(r"\.(?P<number>\d+)\.(?P<phase>[\w-]+)\.mlir$")
@@ -65,8 +65,8 @@ _VERSION = 1
 class Found:
     """Diagnosis of a failure."""
 
-    phase: str  # an entry of :data:`IREE_PHASES`, ``import`` or ``read``; "" if the second compilation succeeded
-    in_pass: str = ""  # the pass and the operation that it ran on; "" outside of passes
+    phase: str  # one of :data:`IREE_PHASES`, ``import`` or ``read``; "" if the second compilation succeeded
+    in_pass: str = ""  # the pass and its operation; "" outside of passes
     notes: Sequence[str] = ()  # further remarks, one per line
 
 
@@ -74,7 +74,7 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
     """Store files that reproduce a failure, and add the phase and pass to the error.
 
     Args:
-        key: The program's cache key. The diagnosis is cached under a key derived from it.
+        key: The program's cache key, from which the key of the cached diagnosis is derived.
         seconds: Duration of the failed compilation.
         folder: Destination directory. None stores the files only in the cache.
     """
@@ -180,7 +180,7 @@ class _Failure:
         return found
 
     def _found(self, code: int | None, printed: str) -> Found:
-        """Derive phase and pass from the second compilation.
+        """Determine phase and pass from the output of the second compilation.
 
         An exit code of None means that hil stopped the compiler.
         """
@@ -213,7 +213,8 @@ class _Failure:
         words = ["--run-reproducer", PASS, "-o", "/dev/null"]
         flags: Sequence[str] = ()
         limit = min(_OPT_S, self.limit)
-        # The file contains the pipeline's options. The failure may also depend on flags that both tools share.
+        # Try without flags first: the file contains the pipeline's options. But the failure may depend on flags that
+        # both tools have.
         for more in ((), self.flags):
             code, said = self._run("iree-opt", [*words, *(flags := more)], limit)
             if unknown := {match["flag"] for match in _UNKNOWN_FLAG.finditer(said)}:
@@ -234,7 +235,7 @@ class _Failure:
         """Run an IREE tool in the directory. Return the exit code (None after a timeout) and the output."""
         command = [str(native_compiler().with_name(tool)), *words]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        # The first compilation's log already has a stack trace. Symbolizing takes seconds.
+        # Disable symbolizing, which takes seconds: the first compilation's log already has a stack trace.
         quick = os.environ | {"LLVM_DISABLE_SYMBOLIZATION": "1"}
         process = subprocess.Popen(command, cwd=self.folder, env=quick, **pipes)
         # The process may have exited already.

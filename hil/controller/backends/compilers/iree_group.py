@@ -1,9 +1,9 @@
 """Compile many small models together, because starting the compiler takes longer than compiling small models.
 
-The models become functions of a few programs. Each model has a separate cache entry, and the entries of a group share
-one file. :func:`compile_iree` finds these entries only through the same :class:`Cache` object. If a model breaks the
-group, hil removes the model from the group and compiles it separately. So the result for a model never depends on other
-models.
+The models become functions of a few programs. Each model has its own cache entry; the entries of a group share one
+file. :func:`compile_iree` finds these entries only through the same :class:`Cache` object. If the compilation fails
+because of one model, hil removes it from the group and compiles it separately. So the result for a model never depends
+on other models.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 
-# Compiling a larger model takes longer than starting the compiler.
+# Maximum size of a model: compiling a larger model takes longer than starting the compiler.
 _MODEL_BYTES = 1 << 20
-# A board loads the complete file of a group for each function.
+# Maximum size of a group, because a board loads the complete file of a group for each function.
 _GROUP_BYTES = 4 << 20
 _GROUP_MODELS = 16
-# A hanging model delays the group by at most this much. Compiled separately, it gets the full time limit.
+# Time limit of a group, which a hanging model may use up. A separate compilation has the full time limit.
 _TIMEOUT_S = 300.0
-# Names without quoting that boards do not mistake for IREE-internal names.
+# Names that need no quotes and that boards do not mistake for IREE-internal names.
 _PLAIN = re.compile(r"(?!__)[A-Za-z_]\w*")
 
 
@@ -55,8 +55,9 @@ class Together:
     """Result of compiling models together."""
 
     compiled: tuple[Model, ...] = ()  # compiled now and stored in the cache
-    cached: tuple[Model, ...] = ()  # in the cache before
-    alone: tuple[Model, ...] = ()  # left for :func:`compile_iree`: large or rejected models, or not enough for a group
+    cached: tuple[Model, ...] = ()  # already in the cache
+    # Not compiled, for :func:`compile_iree`: large or rejected models, or too few for a group.
+    alone: tuple[Model, ...] = ()
     programs: int = 0
 
 
@@ -77,7 +78,7 @@ class _Member:
 
 
 def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
-    """Return whether the cache has the model's program for :func:`compile_iree`, separately or in a group."""
+    """Return True if the cache has the model's program for :func:`compile_iree`, separately or in a group."""
     if split_flags(flags)[0]:
         return False
     recipe = recipe_of(model, flags)
@@ -101,7 +102,7 @@ def compile_together(
 ) -> Together:
     """Compile small models so that :func:`compile_iree` finds each of them in the same cache object.
 
-    Errors in a model or in the flags are not reported here. Such models are left for compile_iree, which reports them.
+    Models with errors, or with invalid flags, are not compiled here. compile_iree reports these errors later.
 
     Args:
         models: Any models. Only one of several models with the same content is compiled.
@@ -115,7 +116,7 @@ def compile_together(
         KeyboardInterrupt: Ctrl-C. Running compilations are stopped and the pool is closed.
     """
     if split_flags(flags)[0]:
-        # Each model is rewritten before compiling, so it is not the model of this group.
+        # compile_iree rewrites each model for the arithmetic, so a program of the unchanged model would not be used.
         return Together(alone=tuple(models))
     cached: list[Model] = []
     alone: list[Model] = []
@@ -221,7 +222,7 @@ def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) 
     def make(folder: Path) -> None:
         try:
             os.link(program, folder / MAIN)
-        except OSError:  # different file system, or one without hard links
+        except OSError:  # a different file system, or a file system without hard links
             copy_file(program, folder / MAIN)
         (folder / LOG).write_text(f"compiled together by one iree-compile: {names}\n{printed}")
 
@@ -235,7 +236,7 @@ def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) 
 def _scratch(cache: Cache) -> Iterator[Path]:
     """Create a temporary directory from which files can be hard-linked into the cache.
 
-    If the cache is not writable, use another directory: storing reports the error later.
+    If the cache is not writable, use another directory. Storing the programs reports the error later.
     """
     try:
         place = cache.making()
@@ -260,8 +261,8 @@ def build_group(
 
     Returns:
         The programs, usually one. Each has ``file`` (the file name in the directory), ``functions``, and ``said`` (the
-        compiler's output). A member is missing if
-        it failed to import, if every program with it failed to compile, or if no second member was left to join it.
+        compiler's output). A member is missing if it failed to import, if every program with it failed to compile, or
+        if it was the only remaining member.
     """
     from iree.compiler import ir
 
@@ -292,7 +293,7 @@ def build_group(
             if not code:
                 programs.append({"file": out.name, "functions": functions, "said": printed})
                 continue
-            # Raise errors that would fail every part of the group.
+            # Split the group only after errors of a model. Other errors would affect every part of the group.
             with contextlib.suppress(CompileFailed, CompileCrashed):
                 fail(code, printed)
             if named := _named(printed) & set(functions):
@@ -303,7 +304,7 @@ def build_group(
 
 
 def _write(module: Any, functions: Sequence[str], out: Path) -> None:
-    """Write the functions of some members, including the private functions that they call."""
+    """Write a module with the functions of some members, and with the private functions that they call."""
     from iree.compiler import ir
 
     part = module.operation.clone()

@@ -39,10 +39,10 @@ from hil.formats.iree_values import parse_type
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
-# An operator without a torch-mlir operation: `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`.
+# Name of an operator without a torch-mlir operation: `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`.
 _TORCH_OP = re.compile(r"<\{name = \"(?P<name>torch\.[\w.]+)\"\}>")
 _WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
-# Warnings of iree-compile: it compiles for a CPU that was not requested.
+# Warnings of iree-compile that it compiles for a CPU that was not requested.
 _IGNORED = re.compile(
     r"^(?P<what>'(?P<name>[^']*)' is not a recognized (?:processor|feature) for this target) \(ignoring \w+\)"
     r"|^(?P<host>If either CPU or CPU-features is `host`.*)",
@@ -50,21 +50,22 @@ _IGNORED = re.compile(
 )
 _ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
-# Omit longer constants, so that the IR of each pass stays readable.
+# Flags that omit long constants, so that the IR of each pass is readable.
 ELIDED = ("--mlir-elide-elementsattrs-if-larger=64", "--mlir-elide-resource-strings-if-larger=64")
-# Output of LLVM when it crashes: the reason, and the active pass.
+# Output of LLVM after a crash: the reason, and the active pass.
 _FATAL = re.compile(r"^LLVM ERROR: (?P<what>.*)|(?P<claim>Assertion `.*' failed)", re.M)
 _LLVM_PASS = re.compile(r"^\d+\.\s+(?P<what>Running pass .*)", re.M)
 MAIN = "main.vmfb"
 PACKAGE = "iree-base-compiler"
-# The intermediate format for models of other frameworks. Not a flag of iree-compile.
+# Flag of hil for the intermediate format of models of other frameworks.
 VIA = "--via="
-# Key of a program's cache metadata: the function's name in the program, if it differs from the model's name for it.
+# Key in a program's cache metadata: name of the function in the program, if it differs from the name in the model.
 FUNCTION = "function"
-# IREE narrows float64 to float32 by default, but a test must keep the model's dtypes. Models without float64 do not get
-# the flag: IREE lowers some float32 operators through float64 and then cannot compile them.
+# By default, IREE narrows float64 to float32, but a test must keep the model's dtypes. Do not set this flag for models
+# without float64: IREE lowers some float32 operators through float64 and then cannot compile them.
 KEEP_FLOAT64 = "--iree-input-demote-f64-to-f32=false"
-# Increase this when rejected models or the conversion to MLIR change outside these files. Cached programs become stale.
+# Increase this when the set of rejected models, or the conversion to MLIR, changes outside the files in _TO_MLIR.
+# Cached programs become stale.
 _VERSION = 5
 _TO_MLIR = (*ONNX_REWRITING, "controller/backends/compilers/onnx_to_mlir.py")
 
@@ -86,7 +87,7 @@ class CompileSettings:
 
 @dataclass(frozen=True)
 class Source:
-    """Inputs of a compilation, in a form that an isolated process can receive."""
+    """Inputs of a compilation, as JSON values for an isolated process."""
 
     model: str  # the model file
     format: str
@@ -97,7 +98,7 @@ class Source:
 
 
 def source_of(model: Model, flags: Sequence[str]) -> Source:
-    """Return the input of the compiler: the model, and the flags of the :class:`CompileSettings`."""
+    """Return the inputs of a compilation: the model, and the flags of :class:`CompileSettings`."""
     return Source(
         str(model.path.absolute()),
         model.format,
@@ -162,7 +163,8 @@ def recipe_of(model: Model, flags: Sequence[str]) -> CompileSettings:
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)
-    # A flag's value may be a file or any text, such as a long list of CPU features. The key includes file contents.
+    # The value of a flag may be a file, whose content is part of the key. It may also be any text, such as a long list
+    # of CPU features.
     values = [flag.split("=", 1)[1] for flag in all_flags if "=" in flag]
     parts: dict[str, Any] = {
         "model": model.digest,
@@ -188,7 +190,7 @@ def host_cpu() -> str:
     parts = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
-        parts.append(platform.processor())  # starts a process, which takes ten times as long as reading the file
+        parts.append(platform.processor())  # slow: starts a process, which takes ten times as long as reading the file
     else:
         wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
         lines = read_text(cpuinfo, errors="replace").splitlines()
@@ -199,7 +201,7 @@ def host_cpu() -> str:
 def own_declaration(model: Model, function: str) -> str | None:
     """Return a declaration of an ONNX model's signature, or None for other models.
 
-    IREE's ONNX importer drops the signature.
+    This is necessary because IREE's ONNX importer drops the signature.
 
     Args:
         function: The function's name in the program.
@@ -233,7 +235,7 @@ def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir
 
 
 def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> Path:
-    """Return the module file for iree-compile: imported ONNX, or MLIR with declarations.
+    """Return the module file for iree-compile: an imported ONNX model, or MLIR with declarations.
 
     Returns the given MLIR file if the file needs no change.
 
@@ -265,7 +267,7 @@ def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, lo
 
 
 def check_target(printed: str) -> None:
-    """Raise CompileFailed if iree-compile ignored a part of the target: it then compiled for another CPU."""
+    """Raise CompileFailed if iree-compile ignored a part of the target and therefore compiled for another CPU."""
     found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(printed)}
     if not found:
         return
@@ -336,9 +338,9 @@ def errors_in(printed: str) -> list[str]:
 def _declared(source: Path, out: Path) -> Path:
     """Add missing declarations to a module and write it as bytecode.
 
-    Returns the file with the declarations: ``out``, or ``source`` if it needs none.
+    Returns the file with the declarations: ``out``, or ``source`` if no declaration is missing.
     """
-    # Skip parsing for modules without torch types.
+    # Do not parse modules without torch types.
     with open_file(source) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data.find(b"torch") < 0:
             return source

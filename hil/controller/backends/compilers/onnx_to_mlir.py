@@ -28,8 +28,8 @@ def convert(
 
     Args:
         path: The ONNX file, with external data in the same directory.
-        declaration: Stored as the function's ``iree.abi.declaration``, which IREE omits for ONNX.
-        parameters: File for large weights, if the model has any; their scope is ``model``.
+        declaration: Text for the function's ``iree.abi.declaration``, which IREE omits for ONNX.
+        parameters: File for large weights, if the model has large weights. The scope of the weights is ``model``.
         text: File for the module as text, or None.
 
     Raises:
@@ -62,7 +62,7 @@ def save_prepared(path: Path, dims: Mapping[str, int], out: Path) -> None:
 def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
     """Add a model with its weights to an ``ir.Module`` as another function with a unique name.
 
-    The locations of its nodes are ``function/node``. All names are unique in the module.
+    The locations of the model's nodes are ``function/node``. All names are unique in the module.
 
     Raises:
         CompileFailed: the model uses features that IREE's importer does not support, or its weights are too large for a
@@ -78,7 +78,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
         node.name = f"{function}/{node.name}"
     own, _ = _imported(model, module.context, declaration, None)
     operations = list(own.regions[0].blocks[0].operations)
-    # The importer writes some operators as private functions. These names may collide with names in the group.
+    # The importer writes some operators as private functions, whose names may exist already in the module.
     for operation in operations:
         name = ir.StringAttr(operation.attributes["sym_name"]).value
         if name != function:
@@ -140,7 +140,7 @@ def infer(model: Any, light: Any) -> None:
     model.graph.value_info.extend(inferred.graph.value_info)
     for mine, theirs in zip(model.graph.output, inferred.graph.output, strict=True):
         mine.CopyFrom(theirs)
-    # The nodes contain the subgraphs, so copying a node copies their shapes.
+    # Nodes contain their subgraphs, so copying a node also copies the shapes in its subgraphs.
     for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
         if any(graphs_of(node)):
             node.CopyFrom(shaped)

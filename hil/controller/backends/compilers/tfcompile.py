@@ -1,7 +1,8 @@
 """Compile functions of TensorFlow models, including training steps, to libraries with tfcompile.
 
 There are three steps: generate the graph and its config, compile them to a header and objects with tfcompile, and link
-these with XLA's small runtime. Each step runs in isolated processes and is cached by all inputs of the step.
+the objects with XLA's small runtime. Each step runs in isolated processes. The results are cached by all inputs of the
+step.
 """
 
 from __future__ import annotations
@@ -47,13 +48,11 @@ _VERSION = 3
 def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Compile a function of a SavedModel or Keras model to a shared library.
 
-    Flags:
-        ``--target-triple=`` and ``--target-cpu=``: the target. The default is the CPU family of this machine.
-        ``--cpp-class=``: the name of the class in the header.
-        ``--variables=outside``: makes variables inputs, which default to the model's values. By default, the program
-        stores the variables.
+    Flags: ``--target-triple=`` and ``--target-cpu=``: the target. The default is the CPU family of this machine.
+        ``--cpp-class=``: the name of the class in the header. ``--variables=outside``: makes variables inputs, with the
+        model's values as defaults. Otherwise, the program stores the variables.
 
-    New values of assigned variables are outputs, after the function's outputs.
+    The new values of assigned variables are additional outputs, after the function's outputs.
 
     Arguments and errors: see :func:`hil.controller.backends.compilers.compile_model`.
     """
@@ -147,7 +146,7 @@ class Steps:
         return self._made(LINK, make, "tfcompile-library", program=digests_in(program), zig=version("ziglang"), **what)
 
     def artifact(self, graph: Path, library: Path) -> Artifact:
-        """Return the artifact for a board: the library and, unless they are arguments, the values of variables."""
+        """Return the artifact for a board: the library, and the values of variables unless they are arguments."""
         files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
         signature = signature_of(self._model.function, graph)
         carried: Mapping[str, Array] = {}
@@ -197,7 +196,7 @@ class Steps:
         key = _key(
             "tfcompile-runtime", source=source.name, digest=digest_file(source), target=target, zig=version("ziglang")
         )
-        # Ignores `recompute`: the object does not depend on the model.
+        # Ignore `recompute`, because the object does not depend on the model.
         meta = {"model": f"XLA's runtime: {source.name}", "for": target}
         return self._work["cache"].get_or_make(key, meta, make)[0] / "object.o"
 
@@ -219,9 +218,9 @@ def signature_of(function: str, graph: Path) -> LibrarySignature:
 
 _TRIPLE, _CPU, _VARIABLES, _CLASS = "--target-triple", "--target-cpu", "--variables", "--cpp-class"
 _FLAGS = (_TRIPLE, _CPU, _VARIABLES, _CLASS)
-# A C++ class name with namespaces. tfcompile rejects reserved words.
+# C++ class name with namespaces. tfcompile itself rejects reserved words.
 _CPP_CLASS = re.compile(r"(?:::)?(?:[A-Za-z_]\w*::)*[A-Za-z_]\w*", re.ASCII)
-# CPU family -> (tfcompile's target, Zig's target). Programs for an old C library also run with newer ones.
+# CPU family -> (tfcompile's target, Zig's target). Programs for an old C library also run with newer libraries.
 _TARGETS = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17"),
     "aarch64": ("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17"),
@@ -237,7 +236,7 @@ class TfcompileTarget:
     cpu: str  # LLVM's CPU name; "" is any CPU of the family
     zig: str  # Zig's target, including the C library
     cpp_class: str  # the program's class in the header, with namespaces
-    variables: bool  # whether variables are arguments and results instead of stored in the program
+    variables: bool  # True if variables are arguments and results; False if the program stores them
 
 
 def target_of(flags: Sequence[str]) -> TfcompileTarget:
@@ -275,7 +274,7 @@ def target_of(flags: Sequence[str]) -> TfcompileTarget:
 def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
     """Return the target for a machine description of a board (``arch``).
 
-    Unsupported architectures are reported when compiling.
+    For an unsupported architecture, the compilation raises an error.
     """
     arch = str(machine.get("arch", "")).lower()
     triple = f"{_FAMILY.get(arch, arch)}-unknown-linux-gnu"

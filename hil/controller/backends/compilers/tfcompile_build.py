@@ -1,10 +1,10 @@
 """Run tfcompile, and then Zig's C++ compiler and linker, in isolated processes.
 
-Zig compiles and links for every target with an old C library, in one package that needs no system toolchain.
+Zig is one package that compiles and links for all targets with an old C library. It needs no system toolchain.
 
-``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` runs tfcompile of TensorFlow's
-wheel. tfcompile runs in a new process every time: XLA reads flags once per process, and hil must be able to
-detect a crash.
+``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` runs tfcompile from TensorFlow's
+wheel. tfcompile runs in a new process every time, because XLA reads flags once per process, and hil must detect a
+crash.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CLASS = "hil::Program"
 OBJECTS = ("function.o", "constants.o")
 ERROR = "error.txt"
 _MODULE = "_pywrap_tfcompile"
-# As in TensorFlow's saved_model_cli: single-threaded code without calls of missing libraries.
+# Flags as in TensorFlow's saved_model_cli: single-threaded code without calls of missing libraries.
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_experimental_ynn_fusion_type="
 GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
 _LINK_FLAGS = "-shared -s -Wl,--gc-sections -Wl,-z,defs".split()
-# Parts of Abseil missing from the wheel. These headers precede the wheel's.
+# Parts of Abseil that the wheel lacks. These headers take precedence over the wheel's headers.
 _OWN = Path(__file__).parent / "xla_runtime"
-# Large runtime sources that most programs do not need: `dot_lib_f32.cc`, `sort_lib.cc`.
+# Large source files of the runtime that most programs do not need: `dot_lib_f32.cc`, `sort_lib.cc`.
 _LIBRARY = re.compile(r"(?P<name>\w+?_lib)(?:_(?P<variant>\w+))?")
 _INCLUDED = re.compile(r'#include "xla/backends/cpu/runtime/(\w+_lib)\.h"')
 # Calls of these libraries in the program's header: `TypedMatMul<float, ...`, `EigenConv2D<Eigen::half>`.
@@ -54,7 +54,7 @@ _TYPES = {
     "std::complex<float>": "c64",
     "std::complex<double>": "c128",
 }
-# LLVM prints this and continues: it compiles for any CPU of the family, or aborts.
+# Message of LLVM before it compiles for any CPU of the family, or aborts.
 _UNKNOWN_CPU = re.compile(r"'(?P<cpu>[^']*)' is not a recognized processor for this target")
 _ERROR = re.compile(r"(?:error: |undefined symbol: |ld\.lld: )(?P<what>.*)")
 
@@ -116,7 +116,7 @@ def compile_source(source: str, target: str, folder: str, log: str) -> None:
 def link(
     program: str, signature: str, cpp_class: str, objects: Sequence[str], target: str, library: str, log: str
 ) -> None:
-    """Link a program's glue code and objects and the runtime's objects to a shared library for a Zig target."""
+    """Link glue code, the program's objects and the runtime's objects to a shared library for a Zig target."""
     with temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
         glue.write_text(glue_of(signature, cpp_class))
@@ -129,7 +129,7 @@ def glue_of(signature: str, cpp_class: str = CLASS) -> str:
     """Return the C++ source of a program's functions.
 
     Args:
-        signature: Printable ASCII. The signature may contain names from an untrusted model file.
+        signature: Printable ASCII, because the signature may contain names from an untrusted model file.
     """
     # For printable ASCII, a JSON string is a valid C++ string literal.
     return _GLUE.format(header=HEADER, name=cpp_class, signature=json.dumps(signature))
@@ -154,7 +154,7 @@ def needed_variants(header: str) -> tuple[set[str], set[str]]:
 
 
 def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
-    """Return whether a program needs a runtime source file. Small files are always needed."""
+    """Return True if a program needs a runtime source file. Small files are always needed."""
     match = _LIBRARY.fullmatch(stem)
     if match is None or match["name"] == "rng_state_lib":
         return True
@@ -164,7 +164,7 @@ def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
 
 
 def runtime_sources() -> list[Path]:
-    """Return all sources of XLA's runtime: those of TensorFlow's wheel, and hil's additions."""
+    """Return all source files of XLA's runtime: the files in TensorFlow's wheel, and hil's additions."""
     sources = sorted((package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
     if not sources:
         raise UsageError(

@@ -21,7 +21,7 @@ from hil.errors import CompileFailed
 GRAPH = "graph.pb"
 CONFIG = "config.pbtxt"
 PORTS = "ports.json"
-# The values of the variables, concatenated in the order of the config.
+# File with the values of the variables, concatenated in the order of the config.
 VALUES = "variables.bin"
 # Name scope of the function in the graph. Variables are outside this scope and keep their names.
 _SCOPE = "function"
@@ -127,8 +127,8 @@ def read_ports(folder: Path) -> Config:
 def _without_functions(kept: list[str]) -> Any:
     """Return the part of the current graph that some tensors need, with functions inlined.
 
-    tfcompile looks for variables in the main graph only. TensorFlow's optimizer does the inlining. All other
-    optimizations are off, so that hil compiles the graph as written.
+    This is necessary because tfcompile looks for variables only in the main graph. TensorFlow's optimizer inlines the
+    functions. All other optimizations are disabled, so that hil compiles the graph as written.
     """
     import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
@@ -170,11 +170,11 @@ _NO_IDENTIFIER = re.compile(r"\W", re.ASCII)
 class Port:
     """Input, output or variable of a compiled graph."""
 
-    name: str  # unique, and a valid C++ identifier: tfcompile uses it in method names
+    name: str  # unique, and a valid C++ identifier, because tfcompile uses the name in method names
     node: str
     output: int  # index among the node's outputs
     spec: TensorSpec  # the user-visible name, dtype and shape
-    read_only: bool = False  # for a variable: whether the graph never assigns it
+    read_only: bool = False  # True for a variable that the graph never assigns
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Config:
     """Config for tfcompile.
 
     The program's arguments are the feeds, then the variables. Its results are the fetches, then the new values of the
-    variables that are not read-only. The order is the order of these fields.
+    variables that are not read-only.
     """
 
     feeds: tuple[Port, ...]
@@ -203,7 +203,7 @@ def make_config(
         nodes: The graph's nodes, as NodeDef.
         feeds, fetches: Tensor of the graph (``name:output``) -> name, dtype and shape.
         variables: Node of a variable -> name, dtype and shape.
-        given: Tensor, or node of a variable -> an existing identifier, or "".
+        given: Tensor, or node of a variable -> identifier from the user's config, or "".
 
     Raises:
         CompileFailed: a shape is unknown, or a feed or fetch is not in the graph.
@@ -237,7 +237,7 @@ def make_config(
 
 
 def assigned_variables(nodes: Sequence[Any]) -> set[str]:
-    """Return the variables that the graph may assign: an operation other than a read uses the variable's handle."""
+    """Return the variables that the graph may assign, that is, whose handle an operation other than a read uses."""
     graph = HandleGraph(nodes)
     return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 

@@ -65,15 +65,15 @@ __all__ = [
     "run_reference_with_fallback",
 ]
 
-# Increase this when a reference's outputs change but not its version or a file of :func:`own_code`.
+# Increase this when a reference's outputs change, but neither its version nor a file of :func:`own_code` changes.
 _VERSION = 4
 EXPECTED_HINT = "pass the expected outputs: --expected out.npy"
-# Protobuf limits a message to 2 GiB. This leaves room.
+# Maximum size of a model with rounding operators, below protobuf's limit of 2 GiB.
 _MOST_BYTES = 1 << 30
 _REASON = "reason.txt"
 
 
-# (model format, the program's runtime) or model format -> the references to try in this order if the user names none.
+# (model format, the program's runtime) or model format -> default references, in the order to try.
 # :func:`default_chain` skips self-checks.
 _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
     ("onnx", "onnxruntime"): ("onnx-reference", "onnxruntime"),
@@ -82,13 +82,13 @@ _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
     "pt2": ("torch-eager",),
     "tf": ("tensorflow",),
     "keras": ("tensorflow",),
-    # LiteRT's reference kernels lack some operators.
+    # tflite-builtin runs models with operators that LiteRT's reference kernels lack.
     "tflite": ("tflite", "tflite-builtin"),
 }
 
 
 def default_references(model: Model) -> list[str]:
-    """Return the default references for a model: an empty list if only a board can run the model."""
+    """Return the default references for a model; [] if only a board can run the model."""
     return list(_ORDER.get(model.format, ())[:1])
 
 
@@ -108,7 +108,7 @@ def run_reference(
     """Compute a model's outputs with one reference. Results are cached by model, inputs and reference version.
 
     Args:
-        runtime: The runtime of the program to judge. It determines the result's relation.
+        runtime: The runtime of the program to judge, which determines the relation of the result.
 
     Raises:
         UsageError: unknown reference, or the reference does not support the model's format.
@@ -185,7 +185,7 @@ def _run(
 
 
 def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
-    """Store that a reference is too slow, so that later cases skip it."""
+    """Store in the cache that a reference is too slow, so that later cases skip the reference."""
 
     def make(folder: Path) -> None:
         (folder / _REASON).write_text(error.message)
@@ -196,9 +196,9 @@ def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
 def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None:
     """Raise ReferenceFailed if a plugin reference's outputs differ from the model's declaration.
 
-    Built-in references are not checked. They take names and dtypes from the model's framework, which is right even if
-    the model's declaration is wrong. Only ONNX requires equal names. For other formats, differing names are matched by
-    position, as in the comparison.
+    Built-in references are not checked. They take names and dtypes from the model's framework, which are right even if
+    the model's declaration is wrong. Only ONNX models must have equal names. For other formats, different names are
+    matched by position, as in the comparison.
     """
     if model.outputs is None:
         return
@@ -224,12 +224,13 @@ def refer_each(
     A failing reference does not hide the results of other references.
 
     Returns:
-        The results, in order, and a dictionary name -> error of the failed references. Those include references that do
-        not support the model's format.
+        The results, in order, and name -> error of the failed references. References that do not support the model's
+        format also count as failed.
 
     Raises:
         UsageError: no reference supports the model's format.
-        ReferenceFailed: all references failed. A single reference raises the same errors as :func:`run_reference`.
+        ReferenceFailed: all references failed. If there is only one reference, its own error is raised: see
+            :func:`run_reference`.
         StorageError: a disk of the host is full or read-only.
     """
     answers: list[RunResult] = []
@@ -264,7 +265,7 @@ def refer_each(
 def run_reference_with_fallback(
     model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
 ) -> tuple[RunResult, dict[str, StageError]]:
-    """Return the result of the first reference of :func:`default_chain` that succeeds, and the errors of earlier ones.
+    """Try the references of :func:`default_chain`. Return the first result, and the errors of earlier references.
 
     Args:
         runtime: The runtime of the program to judge; "" excludes no reference.
@@ -276,7 +277,7 @@ def run_reference_with_fallback(
     refused: dict[str, StageError] = {}
     names = default_chain(model.format, runtime)
     for name in names:
-        # The last reference cannot be replaced, so its CPU time is unlimited.
+        # There is no alternative to the last reference, so its CPU time is unlimited.
         is_quick = name == EVALUATOR and name != names[-1]
         try:
             reference = QUICK_EVALUATOR if is_quick else pick("reference", references(), name)
@@ -314,8 +315,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
             default reference is used instead.
 
     Returns:
-        Output name -> noise. Outputs that depend on random numbers have no entry. Empty if no input can be perturbed,
-        or if the reference cannot run.
+        Output name -> noise. Outputs that depend on random numbers have no entry. The result is empty if no input can
+        be perturbed, or if the reference cannot run.
     """
     try:
         if result.provenance.get("reference") not in references():
@@ -376,10 +377,10 @@ def _moved_runs(
 ) -> list[Mapping[str, Array]]:
     """Run a reference on perturbed inputs and, for an ONNX model, with operators that round randomly.
 
-    Returns an empty list if neither is possible.
+    Returns [] if there is no input to perturb and no operator to round.
 
     Args:
-        disturbed: Receives errors that may not occur in another run.
+        disturbed: List to which errors are added that may not occur in another run.
     """
     runs: list[Mapping[str, Array]] = []
     with temporary_folder("hil-noise-") as folder:
@@ -395,7 +396,7 @@ def _moved_runs(
                     raise
                 if isinstance(error.__cause__, IsolatedCrash):
                     disturbed.append(error)
-                # The reference lacks an operator that generates the errors.
+                # The reference lacks an operator that generates the rounding errors.
                 runs.append(run_reference(name, model, given, **settings).outputs)
     return runs
 
@@ -409,7 +410,7 @@ def _rounding_models(
     settings: Mapping[str, Any],
     disturbed: list[StageError],
 ) -> list[Model]:
-    """Write copies of an ONNX model whose operators round randomly. Returns an empty list if this is impossible."""
+    """Write copies of an ONNX model whose operators round randomly. Returns [] if this is impossible."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
         return []
     shapes = {name: list(array.shape) for name, array in inputs.items()}

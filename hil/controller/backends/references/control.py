@@ -1,8 +1,8 @@
 """Compute a model in the board's declared arithmetic on the host, to measure how far rounding moves the outputs.
 
-The result is called the control. Only ONNX models have a control. The model runs once without rounding and
+The result is called the control. hil computes controls only for ONNX models. The model runs once without rounding, and
 :data:`RUNS` times in the arithmetic: first rounded to nearest, then rounded randomly. If operators have
-discontinuities, these runs are repeated with fixed decisions (:mod:`hil.compare.control`).
+discontinuities, these runs are repeated with the decisions of the first run (:mod:`hil.compare.control`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILE = "control.json"
 def measure_control(
     model: Model, inputs: Mapping[str, Array], arithmetic: str, **work: Unpack[Work]
 ) -> dict[str, Control]:
-    """Measure how far an arithmetic moves a model's outputs. Unaffected outputs have no entry.
+    """Measure how far an arithmetic moves a model's outputs: output name -> control. Unaffected outputs have no entry.
 
     Raises:
         ReferenceFailed: hil has no control for this format, or cannot compute this model.

@@ -11,9 +11,9 @@ from hil.core.results import RunResult
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
-# Values of iree-run-module that exclude an output from the comparison.
+# Texts with which iree-run-module excludes an output from the comparison.
 _IGNORED = ("(ignored)", "(null)")
-# Upper bound of the number of outputs. If the model's outputs are unknown, files are assigned in order.
+# Maximum number of outputs, if the model's outputs are unknown and files are assigned in order.
 _MANY = 1000
 
 

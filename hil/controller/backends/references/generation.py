@@ -1,4 +1,7 @@
-"""Compute the reference and the control of a generation: the model in float64, and in the hardware's arithmetic."""
+"""Compute the reference and the control of a generation.
+
+The reference is the model in float64, the control is the model in the hardware's arithmetic.
+"""
 
 from __future__ import annotations
 

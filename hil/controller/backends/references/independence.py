@@ -1,8 +1,8 @@
-"""Code that a reference shares with the program that it judges.
+"""Determine which code a reference shares with the program that it judges.
 
-Only :data:`SHARED` lists these parts. A reference that shares importer and compiler is a self-check: both results
-contain the same errors. A reference that shares kernels or the build belongs to the same library. A reference that
-shares nothing, or only the code that reads the model file, is independent.
+:data:`SHARED` lists the shared parts. A reference that shares importer and compiler is a self-check, because both
+results contain the same errors. A reference that shares kernels or the build belongs to the same library. A reference
+that shares nothing, or only the code that reads the model file, is independent.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ SHARED: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 def shared_parts(runtime: str, reference: str) -> tuple[str, ...]:
     """Return the parts that a reference shares with programs of a runtime.
 
-    Plugin runtimes and references are not in the table. If both are from the same package, they share the package's
-    build.
+    Runtimes and references of plugins are not in the table. If both are from the same package, they share its build.
     """
     if (runtime, reference) in SHARED:
         return SHARED[runtime, reference]

@@ -1,9 +1,9 @@
 """Measure a reference's noise: how far rounding moves the outputs.
 
-A verdict cannot be more precise than the reference. So the reference runs several times on inputs that differ by one
-unit of their dtype's eps, and by :data:`FAR` units. Operators of ONNX models also round randomly
-(:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the units, but a jump (of a floor, a
-comparison, an index) does not. This difference distinguishes noise and jumps for each element.
+A verdict cannot be more precise than the reference. So the reference runs several times on changed inputs, which differ
+by one unit of their dtype's eps or by :data:`FAR` units. Operators of ONNX models also round randomly
+(:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the number of units. A jump (of a floor,
+a comparison, an index) does not grow. This distinguishes noise and jumps for each element.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hil.compare.values import EXACT_DTYPES, Floats
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, dtype_name, dtype_of, float_limits
 
-# Number of runs with one unit of eps, and with FAR units. The largest move counts.
+# Number of runs with one unit of eps, and with FAR units. The largest change counts.
 RUNS = 4
 FAR_RUNS = 2
 FAR = 16
-# Safety factor of three bits. Both results may be off by the noise, the noise is estimated from a few runs, and the
-# board's summation order may be less favorable.
+# Safety factor of three bits, for three reasons: board and reference both have noise, a few runs only estimate the
+# noise, and the board's summation order may be worse.
 NOISE_FACTOR = 8.0
-# Minimum and maximum ratio between the moves for FAR units and for one unit. An element within this range is noisy, not
-# a jump. So is an element with both moves within FAR units of eps.
+# Minimum and maximum ratio between the changes for FAR units and for one unit. Within this range, an element has noise
+# and does not jump. An element with changes of at most FAR units of eps does not jump either.
 _GROWTH = (FAR / 4, FAR * 4)
-# Every element may differ by this quantile of the differences allowed for similar elements.
+# Each element may differ by at least this quantile of the differences that are allowed for similar elements.
 _QUANTILE = 0.9
 _MIN_GROUP = 8
 
 
 def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[str, Array]:
-    """Randomly move each float of the inputs up or down by some units of the dtype's eps.
+    """Change each float of the inputs randomly up or down by ``units`` units of the dtype's eps.
 
     These values do not change: integers, floats of at most 8 bits, and whole numbers that the dtype represents exactly
     (pixels, identifiers, masks, zeros).
@@ -62,14 +62,15 @@ def noise_between(
 ) -> dict[str, Array]:
     """Return how far rounding may move each element of every float output, rounded up to a power of two.
 
-    An element that jumps may differ by its jump. Other elements may differ by :data:`NOISE_FACTOR` times their noise,
-    or by the noise of most of the similar elements. Similar elements are those of the output, the row and the column
-    (the smallest noise counts). If noise is proportional to the values, relative noise is used instead.
+    An element that jumps may differ by its jump. Another element may differ by :data:`NOISE_FACTOR` times its noise, or
+    by the noise of most similar elements, if larger. Similar elements are all elements of the output, of its row and of
+    its column; the smallest of these three limits applies. If noise is proportional to the values, relative noise is
+    used instead.
 
     Args:
-        near: The reference's outputs for inputs moved by one unit.
-        far: The outputs for inputs moved by :data:`FAR` units. An output whose shape depends on input values has no
-            noise.
+        near: The reference's outputs for inputs that are changed by one unit.
+        far: The outputs for inputs that are changed by :data:`FAR` units. An output whose shape depends on input values
+            has no noise.
     """
     found: dict[str, Array] = {}
     for name, array in outputs.items():
@@ -102,9 +103,9 @@ def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the noise of each output whose verdict may change because of the noise.
+    """Return the noise of those outputs whose verdict may depend on the noise.
 
-    Such noise is large relative to the default tolerance.
+    The verdict may depend on noise that is large relative to the default tolerance, and on the noise of small values.
     """
     found: dict[str, Array] = {}
     for name, one in noise.items():
@@ -114,7 +115,7 @@ def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> d
         values = np.abs(_wide(outputs[name]))
         with np.errstate(invalid="ignore"):
             limits = tolerance.atol + tolerance.rtol * values
-            # Small values are compared only within their noise.
+            # Small values differ from 0 by less than the tolerance, so they are compared only within their noise.
             small = (values > 0) & (values <= limits)
         if small.any() or blindness(tolerance, scale, given=False) or bool((_wide(one) > limits / 4).any()):
             found[name] = one
@@ -136,14 +137,14 @@ def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Fl
     grows = (more <= high * one) & (more >= low * one)
     steady = grows | (np.maximum(one, more) <= FAR * eps * np.maximum(magnitudes, rms))
     allowed = np.where(steady, NOISE_FACTOR * np.maximum(one, more / FAR), np.maximum(one, more))
-    # Jumps of a few elements are not typical. If most elements jump, as after a quantization, the jumps are the noise.
+    # Jumps of a few elements are not typical. If most elements jump, as after a quantization, the jumps count as noise.
     typical = steady if np.count_nonzero(steady & (allowed > 0)) >= np.count_nonzero(~steady) else ~steady
     typical = typical & (allowed > 0)
     return np.asarray(np.maximum(allowed, _pooled(allowed, typical, magnitudes)))
 
 
 def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
-    """Return, for each element, the allowed difference of most of the similar elements."""
+    """Return for each element the difference that is allowed for most similar elements."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)
@@ -162,7 +163,7 @@ def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
 
 
 def _quantiles(rows: Any, counted: Any) -> Floats:
-    """Return a quantile of each row's counted elements; 0 if a row has none."""
+    """Return a quantile of each row's elements in ``counted``; 0 for a row without such elements."""
     rows, counted = rows.reshape(len(rows), -1), counted.reshape(len(counted), -1)
     ordered = np.sort(np.where(counted, rows, np.inf), axis=1)
     counts = np.count_nonzero(counted, axis=1)

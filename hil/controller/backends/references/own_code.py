@@ -1,4 +1,4 @@
-"""Digest of hil's code that affects reference outputs. The digest is part of the cache keys of these outputs."""
+"""Compute the digest of hil's code that affects reference outputs, for the cache keys of these outputs."""
 
 from __future__ import annotations
 

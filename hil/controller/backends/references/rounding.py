@@ -1,12 +1,12 @@
-"""Make ONNX models whose operators round randomly, to estimate the effect of another order of summation.
+"""Make ONNX models whose operators round randomly, to estimate the effect of a different summation order.
 
-A sum of n terms t is off by ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``. Assumptions: each partial sum is rounded
-once. Partial sums are about as large as the result and the root of the terms' squares. The errors are independent.
-Sources: Higham, Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to Probabilistic
-Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019.
+The error of a sum of n terms t is about ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``. Assumptions: each partial sum is
+rounded once, the errors are independent, and a partial sum is about as large as the result plus the root of the terms'
+squares. Sources: Higham, Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to
+Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019.
 
-A rounding error is uniform within half of
-eps, so its standard deviation u is ``eps / 2 / sqrt(3)``. An operator without a sum is off by u times the result.
+A rounding error is uniform within half of eps, so its standard deviation u is ``eps / 2 / sqrt(3)``. The error of an
+operator without a sum is u times the result.
 
 :func:`with_rounding` adds a normal error of that size to each result, and the model propagates it to the outputs
 (D. S. Parker, Monte Carlo Arithmetic, 1997). Whole numbers are exact and get no error.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The first opset in which Sign exists and Min and Max broadcast.
 _MIN_OPSET = 9
-# Larger magnitudes are masks. The limit also prevents infinite results.
+# Maximum magnitude of an error: larger magnitudes are masks. The limit also prevents infinite results.
 _LARGEST = 1e30
 _AXES_ARE_INPUT = 18
 # Number of standard deviations that noise allows: ``NOISE_FACTOR`` of hil.controller.backends.references.noise.
@@ -35,10 +35,10 @@ _SOFTMAX_OF_AXIS = 13
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 _SUMS = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
-# All terms have the same sign, so the result is as large as the sum of their magnitudes.
+# Sums whose terms all have the same sign, so that the result is the sum of the magnitudes.
 _POSITIVE = frozenset({"Softmax", "ReduceL1", "ReduceL2", "ReduceSumSquare", "LpNormalization", "RMSNormalization"})
 _NORMS = frozenset({"LayerNormalization", "InstanceNormalization"})
-# Intermediate values may be of the size of 1, or of the input, regardless of the result.
+# Operators whose intermediate values may be as large as 1, or as the input, even if the result is small.
 _OF_ONE = frozenset({"Softplus", "Elu", "Selu", "Celu", "Tanh", "Erf"})
 _OF_INPUT = frozenset({"Gelu", "Mish", "LogSoftmax", "BatchNormalization"})
 _PLAIN = frozenset(
@@ -147,7 +147,7 @@ class _Graph:
         return self.nodes
 
     def _error(self, node: NodeProto, exact: str) -> str:
-        """Return the tensor with the size of each element's error."""
+        """Return the name of a tensor with the standard deviation of each element's error."""
         unit = self.units * float(np.finfo(self.dtype).eps) / 2 / math.sqrt(3)
         size = self._op("Abs", exact)
         kind, terms = node.op_type, self._terms(node)
@@ -163,7 +163,7 @@ class _Graph:
         return self._op("Add", size, self._lost_terms(node, exact)) if kind == "Softmax" else size
 
     def _movable(self, exact: str) -> str:
-        """Return a tensor that is 0 for whole numbers that the dtype represents exactly, else 1."""
+        """Return the name of a tensor: 0 for whole numbers that the dtype represents exactly, 1 for other values."""
         largest = self._number(_LARGEST)
         bounded = self._op("Max", self._op("Min", exact, largest), self._op("Neg", largest))
         fraction = self._op("Sub", bounded, self._op("Floor", bounded))
@@ -171,7 +171,7 @@ class _Graph:
         return self._op("Max", self._op("Sign", fraction), self._op("Sign", self._op("Relu", large)))
 
     def _root_of_squares(self, node: NodeProto, terms: float) -> str:
-        """Return the root of the sum of the terms' squares: the same operator applied to squares."""
+        """Return the root of the sum of the terms' squares. The sum is the same operator applied to squared inputs."""
         count = 3 if node.op_type in _PRODUCTS else 1
         squares = [self._op("Mul", name, name) if name else "" for name in node.input[:count]]
         clone = _copy(node)
@@ -188,9 +188,10 @@ class _Graph:
         return self._op("Sqrt", summed)
 
     def _lost_terms(self, node: NodeProto, exact: str) -> str:
-        """Return the result times the lost part of a softmax's sum: terms under half a step of the sum.
+        """Return the error of a softmax from terms that its sum may lose: terms smaller than half a step of the sum.
 
-        The lost part is a bound, not a standard deviation, so the result uses an eighth of the bound.
+        The error is the result times the lost part of the sum. This is a bound, not a standard deviation, so it is
+        divided by 8.
         """
         step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
         small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))
@@ -199,7 +200,7 @@ class _Graph:
         return self._op("Mul", lost, exact)
 
     def _off_center(self, node: NodeProto) -> str:
-        """Return how far an error of the mean moves a normalized value, in units of the mean's relative error."""
+        """Return how far an error of the mean changes a normalized value, in units of the mean's relative error."""
         x, scale = node.input[0], node.input[1]
         axis = _attribute(node, "axis", -1) if node.op_type == "LayerNormalization" else 2
         rank = len(self.shapes.get(x, (1,) * 3))
@@ -260,7 +261,7 @@ def _attribute(node: NodeProto, name: str, default: Any) -> Any:
 
 
 def _axis_length(node: NodeProto, shape: Any, opset: int) -> Any:
-    """Return the number of terms of a softmax. Before opset 13, all axes from the given one are flattened."""
+    """Return the number of terms of a softmax. Before opset 13, all axes from ``axis`` on are flattened."""
     if node.op_type != "LpNormalization" and opset < _SOFTMAX_OF_AXIS:
         return math.prod(shape[_attribute(node, "axis", 1) :])
     return shape[_attribute(node, "axis", -1)]
@@ -276,8 +277,8 @@ def _gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
     return left[0 if _attribute(node, "transA", 0) else 1]
 
 
-# Operator -> function for the number of terms per element. The arguments are a node, the shapes of its inputs and of
-# its output (None: unknown), and the opset.
+# Operator -> function that returns the number of terms per element. The arguments are a node, the shapes of its inputs
+# and of its output (None if unknown), and the opset.
 _LENGTHS: dict[str, Callable[[NodeProto, Sequence[Any], Any, int], Any]] = {
     "MatMul": lambda node, given, out, opset: _matmul_length(*given),
     "Gemm": lambda node, given, out, opset: _gemm_length(node, *given[:2]),

@@ -1,4 +1,4 @@
-"""Table of references by name, with their formats and functions."""
+"""Define the references by name, with their formats and functions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Reference:
 
     Attributes:
         formats: The supported model formats.
-        source: Returns the reference's name and version. Together with the file of ``compute``, it is part of the cache
-            key.
+        source: Returns the reference's name and version. The cache key contains this text and the file of ``compute``.
     """
 
     formats: tuple[str, ...]
@@ -58,8 +57,8 @@ def _by(run: str, *fields: str, **settings: Any) -> Compute:
     """Return a ``compute`` that calls a function in an isolated process.
 
     Args:
-        run: The function's name. It takes ``model`` (the file), ``given`` (the inputs) and the following arguments, and
-            returns the outputs.
+        run: The function's name. The function receives ``model`` (the file), ``given`` (the inputs) and the following
+            arguments. It returns the outputs.
         fields: Attributes of the model to pass as arguments.
         settings: Further arguments.
     """
@@ -91,7 +90,7 @@ _BUILT_IN = {
     )
     for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin"))
 }
-# The evaluator is plain numpy. If another reference can replace it, it gets this much CPU time.
+# CPU time limit of the evaluator, which is slow, if another reference can replace it.
 EVALUATOR_CPU_SECONDS = 2.0
 EVALUATOR = "onnx-reference"
 QUICK_EVALUATOR = replace(

@@ -13,13 +13,13 @@ from hil.core.tensors import Array, dtype_name
 
 # Significand bits of the dtypes that an arithmetic may narrow.
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-# Operators whose first two inputs are multiplied by int8 hardware.
+# Operators that int8 hardware computes -> channel axes of the first two inputs.
 _CONTRACTIONS = {
     "MatMul": (None, -1),
     "Gemm": (None, 1),
     "Conv": (None, 0),
     "ConvTranspose": (None, 1),
-    "MatMulNBits": (None, None),  # the second operand is quantized already
+    "MatMulNBits": (None, None),  # the second operand is already quantized
 }
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 # Operators whose inputs after the first determine shapes.
@@ -28,7 +28,7 @@ _SHAPING = ("Resize", "Upsample")
 
 @dataclass(frozen=True)
 class Names:
-    """Names of values in a model that are rounded differently."""
+    """Names of values in a model with special rules for rounding."""
 
     constants: frozenset[str]
     shaping: frozenset[str]
@@ -44,10 +44,10 @@ class Names:
 
 
 class Exact:
-    """No rounding besides that of the operators. The control uses this as the reference."""
+    """Rounding that changes nothing, for the reference run of a control."""
 
     def operand(self, array: Array, node: Any, place: int) -> Array:
-        """Return an operand as the node must see it. Subclasses round the operand."""
+        """Return an operand of a node. Subclasses round the operand."""
         return array
 
     def value(self, array: Array, name: str) -> Array:
@@ -60,9 +60,9 @@ class Rounding(Exact):
 
     Args:
         arithmetic: ``float16``, ``bfloat16`` or ``int8``.
-        names: Names of constants (weights), and of values that determine shapes, which are not rounded.
-        seed: Rounds up or down randomly, with probabilities by distance (D. S. Parker, Monte Carlo Arithmetic, 1997).
-            None rounds to nearest.
+        names: Names of constants (weights), and of values that determine shapes and are not rounded.
+        seed: Seed for random rounding up or down, with probabilities by distance (D. S. Parker, Monte Carlo Arithmetic,
+            1997). None rounds to nearest.
 
     Attributes:
         clipped: Names of constants with finite values that exceed the range of the arithmetic.

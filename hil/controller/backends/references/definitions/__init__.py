@@ -1,1 +1,1 @@
-"""Operators computed in float64 from their specifications, using numpy and no code of any runtime."""
+"""Compute operators in float64 from their specifications, with numpy and without code of a runtime."""

@@ -1,4 +1,4 @@
-"""Attention and rotary embeddings in float64.
+"""Compute attention and rotary embeddings in float64.
 
 Sources: the operators Attention and RotaryEmbedding of the ONNX specification (https://onnx.ai/onnx/operators, 23 and
 24), GroupQueryAttention and RotaryEmbedding of ONNX Runtime (docs/ContribOperators.md); A. Vaswani et al., Attention Is
@@ -16,7 +16,7 @@ from hil.core.tensors import Array
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """Return [batch, length, heads * size] as [batch, heads, length, size]."""
+    """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
     batch, length, width = x.shape
     return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
 
@@ -32,13 +32,14 @@ def scaled_dot_product(
 ) -> tuple[Array, Array, Array]:
     """Return ``softmax(q k^T * scale + bias) v``, the products ``q k^T * scale``, and the probabilities.
 
-    The output is zero for a query that may attend to no key.
+    The output is zero for a query for which all keys are excluded.
 
     Args:
-        q, k, v: Shape [batch, heads, length, size]. The head count of ``q`` is a multiple of the others'.
+        q, k, v: Shape [batch, heads, length, size]. The head count of ``q`` is a multiple of the head count of ``k``
+            and ``v``.
         bias: Broadcasts to [batch, heads, length of q, length of k]; -inf excludes a key.
-        scale: None (or 0) is ``1 / sqrt(size)``.
-        softcap: Replaces products by ``softcap * tanh(product / softcap)`` before adding the bias; 0 disables this.
+        scale: Scale of the products; None or 0 is ``1 / sqrt(size)``.
+        softcap: If not 0, products are replaced by ``softcap * tanh(product / softcap)`` before the bias is added.
     """
     q, k, v = wide(q), wide(k), wide(v)
     groups = q.shape[1] // k.shape[1]
@@ -54,11 +55,11 @@ def scaled_dot_product(
 
 
 def window_bias(queries: int, keys: int, first: Array, *, is_causal: bool, left: int = -1, right: int = -1) -> Array:
-    """Return the keys that each query may attend to, as a bias of 0 and -inf with shape [batch, 1, queries, keys].
+    """Return a bias [batch, 1, queries, keys]: 0 for keys that a query may attend to, -inf for other keys.
 
     Args:
         first: The position of the first query among the keys, for each batch.
-        left, right: Number of keys before and after the query's position; -1 is all.
+        left, right: Number of keys before and after the query's position; -1 means all keys.
     """
     position = np.reshape(first, (-1, 1, 1, 1)) + np.arange(queries).reshape(1, 1, -1, 1)
     key = np.arange(keys).reshape(1, 1, 1, -1)
@@ -81,8 +82,9 @@ def rotary_embedding(
         x: Shape [batch, heads, length, head size].
         cos, sin: Shape [positions, size / 2].
         positions: Shape [batch, length].
-        interleaved: Whether pairs are adjacent. Otherwise the second half of ``size`` follows the first.
-        size: Number of rotated elements of a head; 0 is all.
+        interleaved: True if the two elements of a pair are adjacent. Otherwise, the second elements are in the second
+            half of ``size``.
+        size: Number of rotated elements of a head; 0 means all elements.
     """
     x = wide(x)
     size = size or x.shape[-1]
@@ -96,7 +98,7 @@ def rotary_embedding(
 
 
 def append_cache(past: Array | None, new: Array, lengths: Array, size: int) -> Array:
-    """Return a cache of ``size`` positions with past keys or values, then new ones, then zeros.
+    """Return a cache of ``size`` positions with past keys or values, then new keys or values, then zeros.
 
     Args:
         past: Shape [batch, heads, positions, head size], or None.

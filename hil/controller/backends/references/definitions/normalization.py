@@ -1,4 +1,4 @@
-"""Normalization by the root mean square, in float64.
+"""Compute normalization by the root mean square, in float64.
 
 Source: ONNX Runtime's docs/ContribOperators.md (SimplifiedLayerNormalization, SkipSimplifiedLayerNormalization), and
 B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
@@ -13,7 +13,7 @@ from hil.core.tensors import Array
 
 
 def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5) -> tuple[Array, Array]:
-    """Return ``x / sqrt(mean(x^2) + epsilon) * scale``, and the inverse of the root.
+    """Return ``x / sqrt(mean(x^2) + epsilon) * scale``, and ``1 / sqrt(mean(x^2) + epsilon)``.
 
     Args:
         axis: The first axis of the mean. The mean includes all following axes.

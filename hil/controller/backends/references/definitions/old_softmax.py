@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Hardmax before opset 13: over all axes from the given one, not over a single axis.
+"""Compute Softmax, LogSoftmax and Hardmax as before opset 13: over all axes from ``axis`` on, not over a single axis.
 
 Source: Softmax-1 and Softmax-11 of the ONNX specification (https://github.com/onnx/onnx/blob/main/docs/Changelog.md).
 ONNX's evaluator applies the definition of opset 13 to models of every opset.
@@ -34,7 +34,7 @@ class _SoftmaxLike(OpRun):
 
     @property
     def _has_axis(self) -> bool:
-        """Whether the node specifies an axis.
+        """True if the node specifies an axis.
 
         Default values come from the newest schema, so this function cannot use them.
         """

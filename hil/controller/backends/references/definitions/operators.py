@@ -1,4 +1,4 @@
-"""Operators for ONNX's evaluator, computed by definition: replacements, and ONNX Runtime's operators.
+"""Define operators for ONNX's evaluator: replacements of its own operators, and ONNX Runtime's operators.
 
 Unsupported attributes and inputs raise an error, because they may change the meaning.
 """
@@ -38,7 +38,7 @@ def _is_off(value: Any) -> bool:
 
 
 class DequantizeLinear(OpRun):
-    """DequantizeLinear of any opset: later versions only extend earlier ones."""
+    """DequantizeLinear of all opsets: later versions only extend earlier versions."""
 
     op_domain = ""
 
@@ -94,7 +94,7 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class SkipSimplifiedLayerNormalization(OpRun):
-    """SkipSimplifiedLayerNormalization. The fourth output is the sum."""
+    """SkipSimplifiedLayerNormalization. The fourth output is the sum of input, skip and bias."""
 
     op_domain = _CONTRIB
 
@@ -168,7 +168,7 @@ class GroupQueryAttention(OpRun):
         **others: Any,
     ) -> tuple[Array, ...]:
         _refuse({**others, "head_sink": head_sink}, "GroupQueryAttention")
-        if key is None or value is None:  # packed
+        if key is None or value is None:  # query, key and value are packed
             size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
             cuts = [num_heads * size, (num_heads + kv_num_heads) * size]
             query, key, value = np.split(query, cuts, axis=-1)
@@ -184,7 +184,7 @@ class GroupQueryAttention(OpRun):
             if cos is None or sin is None:
                 raise NotImplementedError("GroupQueryAttention with do_rotary requires tables of cosines and sines")
             where = starts[:, None] + np.arange(length)[None] if positions is None else positions
-            where = np.minimum(where, cos.shape[0] - 1)  # padding
+            where = np.minimum(where, cos.shape[0] - 1)  # positions of padding may exceed the table
             turn = {"interleaved": bool(rotary_interleaved), "size": 2 * cos.shape[-1]}
             q, k = (rotary_embedding(one, cos, sin, where, **turn) for one in (q, k))
         room = max(total, 0 if past_key is None else past_key.shape[2])
@@ -260,7 +260,7 @@ class Attention(OpRun):
 class GatherElements(OpRun):
     """GatherElements with a range check.
 
-    ONNX's evaluator wraps indices out of range modulo the size, which the specification does not allow.
+    ONNX's evaluator takes indices out of range modulo the size. The specification does not allow this.
     """
 
     op_domain = ""
@@ -275,7 +275,7 @@ class GatherElements(OpRun):
 
 
 def _additive(mask: Array, keys: int) -> Array:
-    """Return a mask as a bias. A mask shorter than the keys excludes the remaining keys."""
+    """Return a mask as a bias. If the mask is shorter than the keys, the remaining keys are excluded."""
     bias = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
     missing = keys - bias.shape[-1]
     return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], constant_values=-np.inf) if missing > 0 else bias

@@ -15,7 +15,7 @@ MX_BLOCK, NVFP4_BLOCK = 32, 16
 
 
 def wide(array: Array) -> Array:
-    """Return the values in float64, which represents all values of formats up to 32 bits exactly."""
+    """Return the values in float64, which represents all values of formats with up to 32 bits exactly."""
     return np.asarray(array).astype(np.float64)
 
 
@@ -24,7 +24,7 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
 
     Args:
         x: Integers or floats of 4 or 8 bits, of any shape.
-        scale, zero_point: A value for the tensor (a scalar, or 1 element), for each index of ``axis`` (1-D), or for
+        scale, zero_point: One value for the tensor (a scalar, or 1 element), for each index of ``axis`` (1-D), or for
             each block of ``block_size`` elements along ``axis`` (same rank as ``x``).
 
     Raises:
@@ -37,7 +37,7 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
 
 
 def spread(values: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
-    """Reshape scales or zero points to broadcast to a shape. Arguments: see :func:`dequantize`."""
+    """Reshape scales or zero points so that they broadcast to a shape. Arguments: see :func:`dequantize`."""
     if values.size == 1:
         return values.reshape(())
     place = axis + len(shape) if axis < 0 else axis
@@ -66,7 +66,7 @@ def dequantize_block_scaled(
 
 
 def unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """Return unsigned integers packed into bytes, with the first integer in the lowest bits.
+    """Unpack unsigned integers from bytes. The first integer is in the lowest bits.
 
     Args:
         packed: uint8, shape [..., bytes].
@@ -102,8 +102,8 @@ def dequantize_nbits(
     Args:
         b: uint8, shape [N, blocks, bytes per block].
         scales: N * blocks elements.
-        zero_points: Packed like ``b`` (uint8), or numbers of the scales' dtype; None is ``2 ** (bits - 1)``.
-        g_idx: The block of each row; None means in order.
+        zero_points: Packed like ``b`` (uint8), or numbers of the scales' dtype; None means ``2 ** (bits - 1)``.
+        g_idx: The block of each row; None means that blocks are in order.
     """
     blocks = -(-rows // block_size)
     values = unpack_bits(b.reshape(columns, blocks, -1), bits, block_size).reshape(columns, -1)[:, :rows]

@@ -1,1 +1,1 @@
-"""Runtimes that compute references."""
+"""Compute references with runtimes on the host."""

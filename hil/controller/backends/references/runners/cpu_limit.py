@@ -1,4 +1,7 @@
-"""Limit the CPU time of an isolated function. Unlike a timeout, the limit does not depend on other load."""
+"""Limit the CPU time of an isolated function.
+
+Unlike a timeout, the limit does not depend on the load of the machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def limited_cpu(seconds: float | None) -> Iterator[None]:
-    """Interrupt the block after this much CPU time of the process. A single call of native code is not interrupted.
+    """Interrupt the block after this much CPU time of the process. A call of native code is not interrupted.
 
     The limit needs a CPU time timer: it has no effect on Windows or outside the main thread.
 

@@ -1,7 +1,7 @@
 """Run a decoder step by step on the host: in float64 as the reference, or in the hardware's arithmetic as the control.
 
-The reference is ONNX's evaluator on the model with all floats widened to float64. Weights in 4 or 8 bits keep their
-values.
+The reference is ONNX's evaluator, which runs the model with all floats widened to float64. Weights with 4 or 8 bits
+keep their values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run_decoder(model: str, inputs: str, plan: str, arithmetic: str, output: str
         loaded = inline_functions(loaded)
     program = SteppedProgram(_make_program(loaded, arithmetic), StepsPlan.of_json(json.loads(plan)))
     given = load_tensors(Path(inputs))
-    # The reference takes float64.
+    # the reference's inputs are float64
     constant = [given[spec.name].astype(dtype_of(spec.dtype), copy=False) for spec in program.inputs[len(INPUTS) :]]
     program.bind([*(given[name] for name in INPUTS), *constant])
     with np.errstate(all="ignore"):
@@ -66,7 +66,7 @@ def run_decoder(model: str, inputs: str, plan: str, arithmetic: str, output: str
 
 
 class _Steps:
-    """Program for :class:`SteppedProgram` that is a function of input name -> array."""
+    """Program for :class:`SteppedProgram` that calls a Python function with input name -> array."""
 
     def __init__(self, model: Any, run: Callable[[dict[str, Array]], Mapping[str, Any]]) -> None:
         weights = {one.name for one in model.graph.initializer}

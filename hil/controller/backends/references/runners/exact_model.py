@@ -1,10 +1,11 @@
-"""Rewrite an ONNX model so that ONNX Runtime computes it exactly.
+"""Rewrite an ONNX model so that ONNX Runtime computes the model as specified.
 
 ONNX Runtime trades accuracy for speed in two ways that no session option disables:
 
-- ``accuracy_level`` of MatMulNBits and similar operators rounds activations to 8 bits (46 dB instead of 136).
-- Products of uint8 and int8 saturate on x86 CPUs without VNNI instructions, which add two products in 16 bits. Products
-  of uint8 and uint8 do not saturate, and (b - z) = (b + 128) - (z + 128).
+- ``accuracy_level`` of MatMulNBits and similar operators rounds activations to 8 bits (SQNR of 46 dB instead of 136
+  dB).
+- On x86 CPUs without VNNI instructions, products of uint8 and int8 saturate, because two products are added in 16 bits.
+  Products of uint8 and uint8 do not saturate. So int8 becomes uint8: (b - z) = (b + 128) - (z + 128).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHIFT, _INT8, _UINT8, _INT32 = 128, 3, 2, 6  # the last three are TensorProto.D
 
 
 def needs_rewriting(path: Path) -> bool:
-    """Return whether a model file may contain such operators. Searches the raw bytes only."""
+    """Return True if a model file may contain such operators. The function only searches the raw bytes."""
     with open_file(path) as file:
         if not path.stat().st_size:
             return False
@@ -51,7 +52,7 @@ def _types(model: Any) -> dict[str, int]:
 
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # inference does not support the model: use the declared types
+    except Exception:  # shape inference does not support the model: use the declared types
         graph = model.graph
     values = (*graph.input, *graph.value_info, *graph.output)
     found = {value.name: kind for value in values if (kind := value.type.tensor_type.elem_type)}

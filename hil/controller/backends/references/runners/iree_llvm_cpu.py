@@ -1,4 +1,4 @@
-"""Reference that runs IREE on this machine: compiled for the host CPU, executed by the local-task driver."""
+"""Compute a reference with IREE on this machine: compiled for the host CPU, executed by the local-task driver."""
 
 from __future__ import annotations
 

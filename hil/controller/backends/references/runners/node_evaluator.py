@@ -1,4 +1,4 @@
-"""Evaluate an ONNX model node by node, with all operands and results rounded to an arithmetic.
+"""Evaluate an ONNX model node by node, and round all operands and results to an arithmetic.
 
 Each node is a separate ONNX Runtime session without optimization. The kernel computes in float32 on rounded operands,
 and the results are rounded. Nodes with subgraphs are evaluated here, so that values inside are rounded too. This module
@@ -28,7 +28,7 @@ _MAX_TRIPS = 10_000
 # Operators with discontinuous float results. Non-float results of float operands (a mask, an index) are also
 # discontinuous.
 _JUMPING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"})
-# The steps of these operators are intended by the model, so they count as rounding.
+# Operators whose steps are a part of the model. Different results of these operators count as rounding, not as a jump.
 _QUANTIZING = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _OTHER_PATH = "rounding changes the operators that the model runs, or their shapes"
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -44,9 +44,11 @@ class _Decision:
 
 
 class Decisions:
-    """Results of discontinuous operators in one run, in order. Other runs use these decisions, not their own results.
+    """Results of discontinuous operators in one run, in order.
 
-    A decision applies only to the same node with operands of the same shapes. Otherwise, the run takes another
+    Other runs use these decisions in place of their own results.
+
+    A decision applies only to the same node with operands of the same shapes. If they differ, the run takes another
     path through the model and cannot be compared with the first run.
     """
 
@@ -58,7 +60,7 @@ class Decisions:
         return bool(self._made)
 
     def replay(self) -> Decisions:
-        """Return the same decisions for a replay from the start."""
+        """Return a copy that replays the decisions from the start."""
         again = Decisions()
         again._made, again._next = self._made, 0
         return again
@@ -90,11 +92,11 @@ class Decisions:
 
 
 class NodeEvaluator:
-    """Evaluator of an ONNX model for different roundings. The sessions of nodes are cached."""
+    """Evaluator of an ONNX model with different roundings. The sessions of nodes are cached."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # Keep references to protobuf objects, so that their ids stay unique.
+        # Keep references to the protobuf objects, so that the results of id() stay unique.
         self._kept = [*nodes_of(model.graph.node), *all_graphs(model.graph)]
         self._sessions: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
         self._constants: dict[int, Env] = {}
@@ -171,7 +173,7 @@ class NodeEvaluator:
             version = min(self._model.ir_version, onnx.IR_VERSION)
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=version)
             try:
-                # Hundreds of sessions with threads of their own would take all cores.
+                # Use one thread, because the idle threads of hundreds of sessions would occupy all cores.
                 session = exact_session(Path(), model, threads=1)
             except Exception as error:
                 text = f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}"
@@ -234,7 +236,7 @@ def _names_used(node: Any) -> Iterator[str]:
 
 
 def _last_uses(graph: Any) -> dict[int, list[str]]:
-    """Return node number -> values that are not used after this node."""
+    """Return node number -> values whose last use is this node."""
     kept = {value.name for value in graph.output}
     last = {name: number for number, node in enumerate(graph.node) for name in (*_names_used(node), *node.output)}
     found: dict[int, list[str]] = {}

@@ -1,6 +1,6 @@
-"""References for ONNX models: ONNX Runtime's CPU provider, and the reference evaluator of the ONNX project.
+"""Compute references for ONNX models with ONNX Runtime's CPU provider, or with the ONNX project's reference evaluator.
 
-The evaluator uses numpy. The evaluator is slow, and independent of every runtime.
+The evaluator uses numpy. It is slow, but independent of all runtimes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
-    """Open a session that computes a model as specified: without the optimizer, and with exact integer products.
+    """Open a session that computes a model as specified, without the optimizer and with exact integer products.
 
     Args:
         path: The model file. External data is in the same directory.
         model: A ModelProto to use instead of the file. The function modifies this object.
-        threads: Number of threads; 0 is a thread per core. Idle threads of a session wait actively.
+        threads: Number of threads; 0 means a thread per core. Idle threads of a session use CPU time.
     """
     import onnxruntime as ort
 
@@ -96,8 +96,8 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
         whole = load_whole(Path(model))
-        # The evaluator ignores default attributes of functions, and does not pass attributes to unary operators. ONNX's
-        # inliner is limited to models that fit in a protobuf message.
+        # Inline functions: the evaluator ignores default attributes of functions, and does not pass attributes to unary
+        # operators. ONNX's inliner only supports models that fit into a protobuf message.
         has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
         if has_attributes and whole.ByteSize() <= _MOST_BYTES:
             whole = inline_functions(whole)
@@ -122,7 +122,8 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 def defined_evaluator(model: Any) -> Any:
     """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention.
 
-    The function modifies the model: the evaluator would pass an omitted output to later nodes as their omitted inputs.
+    The function modifies the model: it names omitted outputs. Otherwise, the evaluator would use them as the omitted
+    inputs of later nodes.
     """
     from onnx.reference import ReferenceEvaluator
 

@@ -1,4 +1,4 @@
-"""Reference that runs TensorFlow without XLA in an isolated process."""
+"""Compute a reference with TensorFlow without XLA, in an isolated process."""
 
 from __future__ import annotations
 

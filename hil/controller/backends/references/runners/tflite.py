@@ -1,4 +1,4 @@
-"""References that run LiteRT without XNNPACK, with reference kernels (plain, slow loops) or optimized kernels.
+"""Compute references with LiteRT without XNNPACK, with reference kernels (plain, slow loops) or optimized kernels.
 
 The reference kernels lack some operators (ELU, CEIL, ROUND, ...). The board's interpreter is the same library.
 """

@@ -1,4 +1,4 @@
-"""Reference that runs an exported program with PyTorch in eager mode on the CPU."""
+"""Compute a reference for an exported program with PyTorch in eager mode on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 from hil.formats.torch_values import from_torch, to_torch
 
-# Threads split sums. A fixed number makes the results the same on every machine.
+# Threads split sums, so a fixed number of threads gives the same results on all machines.
 _THREADS = 4
 
 
