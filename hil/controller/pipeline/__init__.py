@@ -1,1 +1,1 @@
-"""Stages of a case, from a model file to a stored verdict."""
+"""Run the stages of a case, from a model file to a stored verdict."""

@@ -1,4 +1,4 @@
-"""Boards of a workload. Only this module opens, reconnects and closes boards."""
+"""Manage the boards of a workload. Only this module opens, reconnects and closes boards."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _PoolEntry:
 
 
 class BoardPool:
-    """Pool of boards. A board is opened at its first request and stays open. Context manager; thread-safe.
+    """Pool of boards. The first request for a board opens it; it then stays open. Context manager; thread-safe.
 
     Args:
-        opened: Called with each board after the pool opened the board, before the first use. An exception closes the
+        opened: Called with each board after opening, before the first use. If the function raises, the pool closes the
             board.
         most_loaded: Maximum number of programs that stay loaded on a board between runs.
     """
@@ -63,7 +63,7 @@ class BoardPool:
 
         Args:
             runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
-            faults: Faults to enable, for a simulator. Different faults mean a different board.
+            faults: Faults of a simulator. Requests with different faults get different boards.
 
         Raises:
             UsageError: the board does not support this use.
@@ -77,11 +77,10 @@ class BoardPool:
             return entry.session
 
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
-        """If a lost board returns soon, reconnect to the board. Add the result to the error.
+        """Reconnect to a lost board if it returns soon. Add the result to the error.
 
-        No program is run again. Only boards reached over SSH are searched for. For other boards, the link error is
-        final, and the next request for a session opens a new connection. An unfit board still responds, so its session
-        is returned.
+        hil runs no program again. It waits only for boards with SSH. For other boards, the next request for a session
+        opens a new connection. A board that is unfit (BoardUnfit) still responds, so its session is returned.
         """
         entry = self._get_entry(choice, ("",), faults)
         with entry.mutex:
@@ -116,13 +115,13 @@ class BoardPool:
                 session.close()
 
     def close(self) -> None:
-        """Close all boards and prevent opening others. May be called from any thread."""
+        """Close all boards. Further boards cannot be opened. May be called from any thread."""
         with self._mutex:
             self._closed = True
             entries, self._entries = list(self._entries.values()), {}
         with contextlib.ExitStack() as stack:
             for entry in entries:
-                # Boards of this thread are idle. Boards of other threads may be in use: closing them ends that.
+                # Boards of this thread are idle. Other threads may still use theirs; closing ends this use.
                 if entry.session is not None:
                     stack.callback(entry.session.close)
 
@@ -140,7 +139,7 @@ class BoardPool:
         for runtime in others:
             if board.shell is None:
                 break
-            # Opening a board installs an agent with the requested runtime and does not remove other runtimes.
+            # Connect again for each further runtime: this installs an agent with the runtime, and keeps other runtimes.
             board.close()
             board = self._connect_for_runtime(entry, runtime)
         try:
@@ -148,7 +147,7 @@ class BoardPool:
         except BaseException:
             board.close()
             raise
-        # A farm may have chosen any board. Later connections must use the same board.
+        # For a selector, a farm chose this board. Later connections must use the same board.
         entry.choice = pinned(entry.choice, board.name)
         return board
 

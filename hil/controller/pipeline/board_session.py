@@ -1,4 +1,4 @@
-"""A board and the programs loaded on it."""
+"""Keep track of the programs that are loaded on a board."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BoardSession:
         self.board = board
         self._most_loaded = most_loaded
         self._loaded: dict[Hashable, LoadedProgram] = {}
-        # A load error would also occur in the program's next run.
+        # The last program that failed to load, with the error: it would fail again in the next run.
         self._failed: tuple[Hashable, HilError] | None = None
 
     def load(
@@ -31,7 +31,7 @@ class BoardSession:
         no_fallback: bool = False,
         check: Callable[[LoadedProgram], None] = lambda program: None,
     ) -> tuple[LoadedProgram, bool]:
-        """Load a pushed program (see :meth:`Board.load`), or return the program if it is loaded already.
+        """Load a pushed program (see :meth:`Board.load`), or return the program if it is already loaded.
 
         Args:
             check: Validates the loaded program. Its exceptions count as load errors.

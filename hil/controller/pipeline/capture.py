@@ -17,11 +17,11 @@ from hil.core.tensors import Array
 from hil.core.timeline import InvokeTiming, Span
 from hil.errors import HilError
 
-# Short enough to detect clock throttling; uses 1 % of a slow core.
+# Period of counter samples: short enough to detect clock throttling, and takes 1 % of a slow core.
 PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
-# IREE's profiler writes about 0.8 KB per dispatch. These limits (iterations, nanoseconds) keep the file under about 100
-# MB. The minimum number of iterations to distinguish operations is always run.
+# Maximum iterations and nanoseconds to profile. IREE's profiler writes about 0.8 KB per dispatch, so the file stays
+# under about 100 MB. The minimum number of iterations that distinguishes operations always runs.
 _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
 
 
@@ -87,7 +87,7 @@ class CaptureRecorder:
             self.capture.calls.append(InvokeTiming(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> CaptureRecorder:
-        # If the board is lost, the run reports it.
+        # The run itself reports a lost board.
         with contextlib.suppress(HilError):
             self._board.ping()
         self._began_ns = now_ns()

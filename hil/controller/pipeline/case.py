@@ -1,4 +1,4 @@
-"""A case: a model with its options and the results of the stages."""
+"""Define a case: a model with its options and the results of the stages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Capture:
     """The board's part of a profile, recorded during the run."""
 
     board: str
-    # the timed and the profiled run, if they took place and the board has a readable clock.
+    # the timed and the profiled run, if they ran and the board's clock is readable.
     calls: list[InvokeTiming] = field(default_factory=list)
     transfers: list[Span] = field(default_factory=list)  # transfers over the link for these runs, host clock
-    taken: ProfilePass | None = None  # result of the profiled pass; None without one
+    taken: ProfilePass | None = None  # result of the profiled pass; None if it did not run
     counters: Sequence[Sample] = ()  # counter samples that the board reported
     clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
     notes: list[str] = field(default_factory=list)  # problems, one per line
@@ -38,7 +38,7 @@ class Capture:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceDecoder:
-    """ONNX model that defines the results of a generation, and how to run it."""
+    """ONNX model that defines the right results of a generation, with its plan."""
 
     model: Model
     decoder: Decoder
@@ -46,7 +46,7 @@ class ReferenceDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A model and the results of its stages so far. A stage returns a new case. Missing results are None."""
+    """Model with the results of its stages so far. Each stage returns a new case. Missing results are None."""
 
     name: str
     path: Path
@@ -60,18 +60,18 @@ class Case:
     # makes the inputs from the loaded program's input specs, for inputs that depend on earlier runs.
     make_inputs: Callable[[Sequence[TensorSpec]], Mapping[str, Array]] | None = None
     result: RunResult | None = None
-    # for a generation (--generate): how to run the decoder, its calls, and a run with all tokens as the prompt.
+    # for a generation (--generate): the decoder's plan, its calls, and a run with all tokens as the prompt.
     decoder: Decoder | None = None
     reference_decoder: ReferenceDecoder | None = None
     calls: tuple[StepCall, ...] = ()
-    link_ns: int = 0  # time of the link in the call; 0 if unknown
+    link_ns: int = 0  # time that the link took in the call, in nanoseconds; 0 if unknown
     prefill: RunResult | None = None
     generation: GenerationVerdict | None = None
     text_file: str = ""  # file with the prompt's tokens
     references: tuple[RunResult, ...] = ()
     # references that failed while others succeeded: name -> error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
-    verdicts: tuple[Verdict, ...] = ()  # per reference
+    verdicts: tuple[Verdict, ...] = ()  # verdict of each reference
     compilations: Compilations | None = None  # set if the model was compiled repeatedly
     # for outputs that differ between iterations: index in ``Repetition.answers`` -> verdict against the first
     # reference.
@@ -94,7 +94,7 @@ class Case:
 
     @property
     def needs_result(self) -> bool:
-        """Whether the reference needs the board's result first: a decoder that chooses its tokens on the board."""
+        """True if the reference needs the board's result: the board chooses the tokens of a decoder."""
         chooses = self.decoder is not None and self.inputs is not None and not len(self.inputs[FORCED])
         return chooses and self.result is None
 
@@ -102,7 +102,7 @@ class Case:
         return self.outcome is Outcome.PASS
 
     def ended(self, error: errors.HilError, stage: Stage) -> Case:
-        """Return the case ended by an error.
+        """Return the case with an error as its end.
 
         ``stage`` is used only if the error does not name a stage.
         """
@@ -129,5 +129,5 @@ class ProgressSink:
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None
     # called with (case, name) to store inputs, outputs or references.
     keep: Callable[[Case, str], None] = lambda case, what: None
-    # called with a case that an error ended, possibly long before its turn.
+    # called with a case that an error ended. Results are in order, so the case may be reported much later.
     ended: Callable[[Case], None] = lambda case: None

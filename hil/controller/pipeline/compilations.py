@@ -1,4 +1,4 @@
-"""Compile a model repeatedly, and find differing programs."""
+"""Compile a model repeatedly, and find programs that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Compilations:
     """Result of repeated compilations of a model."""
 
     count: int
-    programs: tuple[Artifact, ...]  # programs that differ from the first and from each other
+    programs: tuple[Artifact, ...]  # programs that differ from the first program and from each other
 
     @property
     def text(self) -> str:

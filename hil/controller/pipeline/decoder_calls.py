@@ -1,4 +1,4 @@
-"""Single calls of a generation: their inputs, with the cache that the reference computes."""
+"""Make the inputs of single calls of a generation, with the cache that the reference computes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hil.core.tensors import Array, dtype_of
 
 @dataclass(frozen=True)
 class DecoderCall:
-    """A call of a decoder: the positions of its first token, and after its last one. ``step`` is 0 in a prompt."""
+    """Call of a decoder: position of its first token, and position after its last token. ``step`` is 0 in a prompt."""
 
     begin: int
     end: int
@@ -33,7 +33,7 @@ class DecoderCall:
 
     @property
     def name(self) -> str:
-        """``step-3``, or ``prompt-0`` with the first position."""
+        """Name of the call: ``step-3`` for a step, or ``prompt-0`` with the first position in a prompt."""
         return f"step-{self.step}" if self.step else f"prompt-{self.begin}"
 
 
@@ -54,7 +54,7 @@ def list_calls(case: Case) -> Iterator[DecoderCall]:
 
 
 def make_call_inputs(case: Case, call: DecoderCall, context: RunContext, log: Path) -> dict[str, Array]:
-    """Return the model's inputs in a call of a case with a result.
+    """Return the model's inputs for a call. The case must have a result.
 
     Raises:
         ReferenceFailed, StageTimeout: The reference cannot compute the cache.
@@ -65,7 +65,8 @@ def make_call_inputs(case: Case, call: DecoderCall, context: RunContext, log: Pa
     tokens = inputs[PROMPT]
     made = make_rule_inputs(model.inputs, decoder.plan, tokens[call.begin : call.end].tolist(), call.begin)
     if call.begin:
-        # The reference is another model if it stores the cache in the same form.
+        # Compute the cache with the reference model if it stores the cache in the same form, otherwise with the model
+        # itself.
         is_alike = reference.decoder.cache == decoder.cache
         used = reference if is_alike else replace(reference, model=model, decoder=decoder)
         plan = replace(used.decoder.plan, steps=0, stop=())

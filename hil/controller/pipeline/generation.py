@@ -1,4 +1,4 @@
-"""Generation in the stages: inputs of a prompt, the board's run, the reference, and the comparison."""
+"""Implement generation in the stages: inputs of a prompt, the board's run, the reference, and the comparison."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ from hil.core.steps import (
 )
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
 
-# The run before the timed one. Another prompt runs between them.
+# Minimum number of runs before the timed run. The other prompt runs between two runs.
 _LEAST_WARMUP = 1
-# Number of positions in the cache when a rewrite is checked.
+# Number of cache positions for checking a rewrite.
 _PAST = 3
 # Maximum number of outputs that a message names.
 _SHOWN = 2
-_FLOATS = "fV"  # NumPy's kinds; V is bfloat16
+_FLOATS = "fV"  # NumPy's kinds of float dtypes; V is bfloat16
 
 
 def begin_generation(case: Case, context: RunContext) -> Case:
     """Set the inputs of a case with ``--generate``: a prompt, forced tokens, and another prompt.
 
     Raises:
-        UsageError: the specification is invalid, or does not fit the model.
+        UsageError: the specification is invalid, or does not match the model.
     """
     options, model = case.options, case.model
     assert model is not None and options.generate is not None
@@ -116,12 +116,15 @@ def begin_generation(case: Case, context: RunContext) -> Case:
 
 
 def make_prompt_options(options: Options, prompt: str) -> Options:
-    """Return the options of a prompt, for workloads whose references and tolerances apply to single calls."""
+    """Return the options for running a prompt, without references and tolerances.
+
+    For workloads whose references and tolerances apply to single calls.
+    """
     return replace(options, prompt=prompt, references=(), rtol=None, atol=None, allow_unstable=())
 
 
 def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
-    """Return the case's prompt: the named one, or the only one."""
+    """Return the case's prompt: the prompt with the name in the options, or the only prompt."""
     if not options.prompt and len(spec.prompt) == 1:
         return spec.prompt[0]
     if (found := find_prompt(spec, options.prompt)) is not None:
@@ -132,7 +135,7 @@ def _choose_prompt(spec: GenerateSpec, options: Options) -> Prompt:
 
 
 def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
-    """Raise UsageError for tokens outside the vocabulary, if its size is known."""
+    """Raise UsageError for tokens outside the vocabulary, if the size of the vocabulary is known."""
     size = logits.shape[-1] if logits.shape else None
     tokens = [token for turn in prompt.turns for token in (*turn.tokens, *turn.forced)]
     if isinstance(size, int) and (large := [one for one in tokens if one >= size]):
@@ -144,7 +147,7 @@ def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
 
 
 def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
-    """Raise UsageError if a prompt with its steps exceeds a fixed cache."""
+    """Raise UsageError if the tokens of a prompt and its steps exceed a cache of fixed size."""
     total = sum(len(one.tokens) + one.count_steps(plan.steps) for one in prompt.turns)
     if 0 < plan.bound < total:
         raise errors.UsageError(
@@ -155,7 +158,10 @@ def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
 
 
 def _make_reference(other: Model, spec: GenerateSpec, options: Options, context: RunContext) -> ReferenceDecoder:
-    """Return the reference model with its roles: those of the specification whose names exist, else detected ones."""
+    """Return the reference model with its roles.
+
+    Names from the specification are used if they exist, otherwise roles are detected.
+    """
     symbols = {size for one in other.inputs or () for size in one.shape if isinstance(size, str)}
     if dims := {name: size for name, size in options.dims.items() if name in symbols}:
         other = import_model(other.path, dims=dims, isolated=context.isolated, cache=context.cache)
@@ -164,7 +170,7 @@ def _make_reference(other: Model, spec: GenerateSpec, options: Options, context:
     kept: dict[str, Any] = {role: name for role, name in given.items() if isinstance(name, str) and name in names}
     kept["cache"] = {own: new for own, new in spec.roles.cache.items() if {own, new} <= names}
     found, bound = _detect_reference(other, spec, kept), spec.roles.bound
-    # The reference may store its cache in another form, or have a larger one.
+    # The reference may store its cache in another form, or may have a larger cache.
     if 0 < found.plan.bound < bound and any(bound in shape[1:] for shape in found.plan.shapes):
         found = _detect_reference(other, spec, {**kept, "bound": bound})
     return ReferenceDecoder(other, found)
@@ -175,7 +181,7 @@ def _detect_reference(other: Model, spec: GenerateSpec, roles: Mapping[str, Any]
 
 
 def _logits_names(model: Model, decoder: Decoder) -> tuple[str, ...]:
-    """Return the names of the logits in criteria."""
+    """Return the names for the logits in criteria."""
     return tuple(dict.fromkeys((LOGITS, (model.outputs or ())[decoder.plan.logits].name)))
 
 
@@ -219,14 +225,14 @@ def steps_arguments(case: Case) -> dict[str, Any]:
 
 
 def check_generation(case: Case) -> None:
-    """Check that the board returned logits and a token for each step. Raises ProtocolBroken."""
+    """Raise ProtocolBroken unless the board returned logits and a token for each step."""
     decoder, result, inputs = case.decoder, case.result, case.inputs
     assert decoder is not None and result is not None and inputs is not None
     _check_outputs(case, result, inputs, decoder.plan)
 
 
 def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], plan: StepsPlan) -> None:
-    """Check that the outputs fit each other and the model. Raises ProtocolBroken."""
+    """Raise ProtocolBroken unless the outputs are consistent with each other and with the model."""
     assert case.decoder is not None and case.model is not None
     outputs, turns = result.outputs, split_turns(inputs[PROMPT])
     forced = split_turns(inputs[FORCED]) if inputs[FORCED].size else None
@@ -264,15 +270,15 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
 
 
 def _is_like(spec: TensorSpec, array: Array) -> bool:
-    """Return whether an array fits a spec. A compiler may change the dtype of floats."""
+    """Return True if an array matches a spec. A compiler may change the dtype of floats, so any float dtype matches."""
     are_floats = array.dtype.kind in _FLOATS and dtype_of(spec.dtype).kind in _FLOATS
     return spec.accepts(spec.dtype if are_floats else dtype_name(array.dtype), array.shape)
 
 
 def run_prefill(case: Case, program: LoadedProgram) -> Case:
-    """Run all tokens of a generation as a prompt, to compare the prompt's calls with the steps' calls.
+    """Run all tokens of a generation as one prompt, to compare prompts with steps.
 
-    A model has no such run if it takes one token per call, or if its results depend on the tokens of the same call.
+    This run is skipped if the model takes one token per call, or if its results depend on the other tokens in a call.
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None
@@ -292,7 +298,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
 
 
 def _scales_calls(case: Case) -> bool:
-    """Return whether the model quantizes activations by the values of a call, so that steps differ from a prompt."""
+    """Return True if the model quantizes activations dynamically. The results of steps and prompts then differ."""
     reference = case.reference_decoder
     if reference is None or reference.model.format != "onnx":
         return False
@@ -301,7 +307,7 @@ def _scales_calls(case: Case) -> bool:
 
 
 def _fed_tokens(case: Case) -> Array:
-    """Return the tokens of the steps: the forced tokens, or those that the board chose."""
+    """Return the tokens of the steps: the forced tokens, or the tokens that the board chose."""
     assert case.inputs is not None
     forced = np.asarray(case.inputs[FORCED], np.int64)
     if forced.size or case.result is None:
@@ -310,7 +316,7 @@ def _fed_tokens(case: Case) -> Array:
 
 
 def _known_tokens(case: Case) -> Array:
-    """Return the token of each position; -1 for those that the board chose."""
+    """Return the token of each position; -1 for tokens that the board chose."""
     inputs = with_all_tokens(case)
     tokens = with_one_prompt(inputs)[PROMPT]
     if case.inputs is not None and case.result is not None and not case.inputs[FORCED].size:
@@ -319,7 +325,7 @@ def _known_tokens(case: Case) -> Array:
 
 
 def with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return inputs with the tokens of all turns and steps as the prompt, without steps."""
+    """Return inputs without steps: the tokens of all turns and steps become one prompt."""
     turns, empty = split_turns(inputs[PROMPT]), np.empty(0, np.int64)
     pairs = itertools.zip_longest(turns, split_turns(inputs[FORCED]), fillvalue=())
     tokens = [token for pair in pairs for part in pair for token in part]
@@ -327,7 +333,7 @@ def with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def with_all_tokens(case: Case) -> dict[str, Array]:
-    """Return the inputs with the tokens of all steps as forced tokens, so that a reference runs the same tokens."""
+    """Return the inputs with the tokens of all steps as forced tokens. A reference then runs the same tokens."""
     return {**(case.inputs or {}), FORCED: _fed_tokens(case), OTHER_PROMPT: np.empty(0, np.int64)}
 
 
@@ -345,7 +351,7 @@ def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _make_call(case: Case) -> dict[str, Array]:
-    """Return inputs of the model for a call after others: the prompt, with random entries in the cache."""
+    """Return inputs for one call of the model, with random cache entries as if other calls came before."""
     model, decoder, inputs = case.model, case.decoder, case.inputs
     assert model is not None and model.inputs is not None and decoder is not None and inputs is not None
     plan, specs, prompt = decoder.plan, model.inputs, split_turns(inputs[PROMPT])[0]
@@ -362,8 +368,9 @@ def _make_call(case: Case) -> dict[str, Array]:
 def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, RunResult | None]:
     """Run the same tokens in an arithmetic.
 
-    If the model returns the logits of all tokens, the tokens are a single prompt: an evaluation that rounds every value
-    is a hundred times as slow as a runtime. The second result is then the reference with the same calls.
+    If the model returns the logits of all tokens, all tokens run as one prompt. This saves time, because an evaluation
+    that rounds every value is a hundred times as slow as a runtime. The second result is then the reference with the
+    same calls.
     """
     inputs = with_all_tokens(case)
     whole = with_one_prompt(inputs)
@@ -384,7 +391,7 @@ def _run_on_host(case: Case, tools: Tools, arithmetic: str, log: str, inputs: Ma
 
 
 def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
-    """Judge a generation against its reference, within the deviation of the hardware's arithmetic."""
+    """Compare a generation with its reference. The deviation of the hardware's arithmetic is permitted."""
     decoder, host, result, reference = case.decoder, case.reference_decoder, case.result, case.references[0]
     assert decoder is not None and host is not None and result is not None
     _check_reference(result, reference)
@@ -393,7 +400,7 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
     inputs = with_all_tokens(case)
     control, baseline = _run_control(case, tools, arithmetic)
-    # Without a baseline, one of the programs returns only the last row.
+    # Without a baseline, the board's program or the reference returns only the last row of logits.
     prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
     board = replace(_generated(decoder, inputs, result.outputs, prefill), text=_known_tokens(case))
     exact, rounded = (_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
@@ -408,7 +415,7 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def mark_unstable(case: Case) -> Case:
-    """Return a judged case; UNSTABLE if the board's runs of the same prompt differ."""
+    """Return a judged case. Its outcome is UNSTABLE if the board's runs of the same prompt differ."""
     decoder, result, judged = case.decoder, case.result, case.generation
     assert decoder is not None and result is not None and judged is not None
     fault, repetition = judged.fault, result.repetition
@@ -430,13 +437,16 @@ def mark_unstable(case: Case) -> Case:
 
 
 def _is_alike(outputs: Mapping[str, Array], first: Mapping[str, Array]) -> bool:
-    """Return whether outputs have the names and ranks of the first run. A stale cache may be longer."""
+    """Return True if outputs have the names and ranks of the first run.
+
+    Sizes may differ: a stale cache may be longer.
+    """
     ranks = [{name: array.ndim for name, array in one.items()} for one in (outputs, first)]
     return ranks[0] == ranks[1] and len(outputs[LOGITS]) == len(outputs[POSITIONS])
 
 
 def _check_reference(result: RunResult, reference: RunResult) -> None:
-    """Check that the reference has logits of the board's positions and vocabulary. Raises ReferenceFailed."""
+    """Raise ReferenceFailed unless the reference has logits for the board's positions and vocabulary."""
     logits, expected = result.outputs[LOGITS], reference.outputs[LOGITS]
     is_covered = set(result.outputs[POSITIONS].tolist()) <= set(reference.outputs[POSITIONS].tolist())
     if logits.shape[1:] != expected.shape[1:] or not is_covered:
@@ -459,7 +469,7 @@ def _generated(
 
 
 def _cache_rows(tensor: CacheTensor, array: Array, count: int) -> CacheRows:
-    """Return a cache tensor as one row per position. A state is a single row, at the last position."""
+    """Return a cache tensor with one row per position. A recurrent state becomes a single row, at the last position."""
     if tensor.axis is None:
         return CacheRows(tensor.output, tensor.layer, tensor.is_key, np.reshape(array, (1, -1)), first=count - 1)
     moved = np.moveaxis(np.asarray(array), tensor.axis, 0)

@@ -29,11 +29,11 @@ def run_repeatedly(
     """Run a program ``repeat`` times, then run each program of the other compilations once.
 
     Args:
-        arguments: Further arguments of :meth:`LoadedProgram.run`, which replace those of the options.
+        arguments: Arguments of :meth:`LoadedProgram.run` that replace the values of the options.
 
     Returns:
-        The program, and the result and call of the first run. The result and the call include the times of all runs of
-        the first program, and the repetition of all runs.
+        The program, and the result and the call of the first run. Both include the times of all runs of the first
+        program. The result also includes the repetition of all runs.
     """
     counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
     counts |= {"names": artifact.output_names, **arguments}
@@ -43,7 +43,7 @@ def run_repeatedly(
 
     program = load(artifact)
     result, call = program.run(inputs, **counts)
-    # Merge results immediately: the outputs of all runs may not fit in memory.
+    # Merge each result immediately, because the outputs of all runs may not fit into memory.
     for _ in range(options.repeat - 1):
         if options.fresh_load:
             session.unload(artifact)
@@ -62,7 +62,7 @@ def run_repeatedly(
 def _merge_run(
     result: RunResult, call: Invocation, again: RunResult, later: Invocation
 ) -> tuple[RunResult, Invocation]:
-    """Return the first run with the times of a later run added and the outputs of the two runs compared."""
+    """Add the times of a later run to the first run, and compare the outputs of both."""
     times = (*result.iterations_ns, *again.iterations_ns)
     result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
@@ -84,7 +84,7 @@ def with_profile(
     """Add the outputs of the profile pass to the repetition of a result.
 
     Args:
-        convert: Converts outputs of a run to the form of the result's outputs.
+        convert: Function that converts outputs of a run to the form of the result's outputs.
     """
     if taken is None:
         return result

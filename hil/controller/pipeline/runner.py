@@ -1,7 +1,7 @@
 """Run cases through the pipeline for all workloads.
 
-The host's stages (import, compile, refer) run in threads. Meanwhile the board, which runs one program at a time,
-executes cases in the caller's thread.
+The host's stages (import, compile, refer) run in threads. At the same time, cases run on the board in the caller's
+thread, one after another.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilErr
 class Runner(Tools):
     """Runs cases through the stages."""
 
-    # handles invalid usage in a stage: raises it, or returns the error for the case.
+    # called for invalid usage in a stage: raises the error, or returns the error for the case.
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
-        """Import a model and validate the user's inputs against it. Later stages do not report invalid usage of inputs.
+        """Import a model and validate the user's inputs, so that later stages do not fail because of invalid inputs.
 
-        An unreadable model is an outcome of its case. Invalid usage is raised.
+        An unreadable model results in an outcome of the case. Invalid usage is raised.
 
         Args:
             want_inputs: True if the case will run and be compared. Such a case needs inputs and a reference.
@@ -99,7 +99,7 @@ class Runner(Tools):
         return replace(self, sink=ProgressSink()).run_reference(case)
 
     def run_reference(self, case: Case) -> Case:
-        """Compute the references, unless the case has them."""
+        """Compute the references, unless the case already has references."""
         return self._run_stages(case, Stage.REFER)
 
     def execute(self, case: Case, session: BoardSession) -> Case:
@@ -112,13 +112,13 @@ class Runner(Tools):
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare the board's outputs with the references. References are computed now if neither case has them."""
+        """Compare the board's outputs with the references. If neither case has references, compute them first."""
         if early is not None:
             case = self.with_references(case, early)
         return self._run_stages(case, Stage.REFER, Stage.COMPARE)
 
     def judge_repetition(self, case: Case) -> Case:
-        """Judge the outputs of further iterations of a judged case."""
+        """Judge a judged case again by the outputs of further iterations."""
         repetition = case.result.repetition if case.result is not None else None
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
@@ -155,12 +155,12 @@ class Runner(Tools):
         runtime: str = "",
         faults: Sequence[str] = (),
     ) -> Iterator[Case]:
-        """Run imported cases to their ends. Yield each ended case, in order.
+        """Run all remaining stages of imported cases. Yield each ended case, in order.
 
-        Compilation and references run in threads. The board is opened when the first program is compiled, or earlier if
-        only the board knows the compile target. If the board is lost, the current case ends, and hil tries to reconnect
-        for the next case. If the board is not available, all remaining cases end. Cases with an outcome pass through
-        unchanged.
+        Compilation and references run in threads. The board is opened after the first compilation, or earlier if only
+        the board knows the compile target. If the board is lost, the current case ends, and hil tries to reconnect for
+        the next case. If the board is not available, all remaining cases end. Cases that already have an outcome are
+        not changed.
         """
         lost: errors.BoardError | None = None
         config = choice.config
@@ -181,7 +181,7 @@ class Runner(Tools):
                 compiling.extend(
                     case if case.outcome or lost else threads.submit(self.compile, case, config) for case in cases
                 )
-                # Do not keep ended cases: there may be hundreds, each with tensors.
+                # Release ended cases, because there may be hundreds, each with tensors.
                 del cases
                 while compiling:
                     first = compiling.popleft()
@@ -215,7 +215,7 @@ class Runner(Tools):
         if isinstance(case.error, errors.BoardError) and not isinstance(case.error, errors.BoardUnfit):
             self.sink.stage(case, Stage(case.stage), "board lost, reconnecting")
             pool.reconnect(choice, case.error, faults=faults)
-            # The error's message now contains the result of reconnecting.
+            # reconnect has added its result to the error's message.
             case = replace(case, reason=case.error.message)
         return case
 
@@ -242,7 +242,7 @@ class Runner(Tools):
 
 
 def _await_result(future: concurrent.futures.Future[T]) -> T:
-    """Return a future's result. Wait in short intervals, so that Ctrl-C works on every platform."""
+    """Return a future's result. Waits have a timeout, so that Ctrl-C works on all platforms."""
     while True:
         try:
             return future.result(timeout=0.5)

@@ -1,7 +1,7 @@
-"""The stages of a case: import, compile, push, load, run, refer, compare.
+"""Define the stages of a case: import, compile, push, load, run, refer, compare.
 
-A stage takes a case and yields updated cases. The last one is passed to the next stage. If a stage raises, the case
-keeps the updates yielded before. :mod:`.runner` executes :data:`PIPELINE`.
+A stage takes a case and yields updated cases. The last yielded case goes to the next stage. If a stage raises, the case
+has the updates that were yielded before. :mod:`.runner` executes :data:`PIPELINE`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     """Validate the options before any work. Raises UsageError.
 
     Args:
-        takes_ranges: True allows a range of sizes: a model then has a case for each size.
+        takes_ranges: True if a range of sizes is allowed. The model then has a case for each size.
     """
     if not takes_ranges:
         refuse_ranges(options)
@@ -123,7 +123,7 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compile for a board on the host. The log records a cache hit."""
+    """Compile for a board on the host. The log shows if the program came from the cache."""
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
@@ -160,7 +160,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _push_program(case: Case, tools: Tools) -> Iterator[Case]:
-    """Send the files of the program that the board lacks."""
+    """Send those files of the program that are not on the board."""
     artifact, session = case.artifact, tools.session
     assert artifact is not None and session is not None
     start = time.monotonic()
@@ -176,7 +176,7 @@ def _push_program(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _load_program(case: Case, tools: Tools) -> Iterator[Case]:
-    """Load the program in a worker on the board, unless it is loaded already."""
+    """Load the program in a worker on the board, unless it is already loaded."""
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
     start = time.monotonic()
@@ -221,7 +221,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).timed(
                 warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
-                # The warm-up time is from the board's clock, which may jump.
+                # Not below 0: the warm-up time is from the board's clock, which may jump.
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
                 fetch_s=call.fetch_s,
             )
@@ -248,7 +248,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
 def _make_sign_converter(
     own: Sequence[TensorSpec], signature: Signature | None
 ) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
-    """Return a function that applies the signature's signedness to integer outputs with undeclared signedness."""
+    """Return a function that converts integer outputs of undeclared signedness to the signedness in the signature."""
     signed = signature.outputs if signature is not None else ()
 
     def convert(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -263,7 +263,7 @@ def _make_sign_converter(
 def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     """Compute the references, or use the expected outputs.
 
-    If a reference fails, the results of the other references count.
+    If a reference fails, hil uses the results of the other references.
     """
     if case.decoder is not None:
         yield from refer_generation(case, tools)
@@ -324,7 +324,7 @@ def _run_plain_reference(
 
 
 def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
-    """Return a case's inputs for these specs. Inputs that the user did not give get seeded random values.
+    """Return a case's inputs for these specs. Inputs without a tensor from the user get seeded random values.
 
     Raises:
         UsageError: the user's inputs do not match the specs.

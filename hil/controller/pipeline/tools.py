@@ -1,4 +1,4 @@
-"""Objects that the stages of a case use."""
+"""Bundle the objects that the stages of a case use."""
 
 from __future__ import annotations
 

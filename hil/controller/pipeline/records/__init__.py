@@ -1,1 +1,1 @@
-"""The record of a case: writing, printing, hints and evidence."""
+"""Write and print the records of cases, with hints and evidence."""

@@ -16,11 +16,11 @@ from hil.controller.records.suite import OtherReference
 def case_fields(case: RunCase) -> dict[str, Any]:
     """Return fields of :class:`hil.controller.records.suite.CaseRecord` for a case.
 
-    The caller adds the fields on the case's location, the suite and the command that repeats it.
+    The caller adds the other fields: the location of the case, the suite, and the command that repeats the case.
     """
     artifact, provenance, repetition = case.artifact, case.provenance, case.repetition
     device = case.device or DeviceStatistics(iterations=0)
-    # Programs that are models or bundled in cases are not compiled.
+    # Models that are programs, and programs of bundles, are not compiled.
     compiled = artifact and artifact.compiler != "none" and case.timings.compile_s is not None
     return {
         "stage": case.stage,

@@ -1,4 +1,4 @@
-"""Facts that support a case's verdict, as lines for reports."""
+"""List facts that support a case's verdict, as lines for reports."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def evidence_lines(record: CaseRecord) -> list[str]:
 
 
 def reference_text(against: str, relation: str) -> str:
-    """Return a reference's name, with its relation unless independent; "" without a reference."""
+    """Return a reference's name, with the relation unless it is independent; "" without a reference."""
     try:
         return Relation(relation or "independent").named(against) if against else ""
-    except ValueError:  # relation of a newer version
+    except ValueError:  # a newer version of hil may define more relations
         return f"{against} ({relation})"
 
 
@@ -90,6 +90,6 @@ def format_number(value: Any, digits: int) -> str:
     """Format a number of a record; "-" for None."""
     if value is None:
         return "-"
-    if isinstance(value, str):  # stored record: JSON lacks inf and nan
+    if isinstance(value, str):  # stored records have inf and nan as strings, because JSON lacks them
         return value
     return f"{value:.{digits}g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)

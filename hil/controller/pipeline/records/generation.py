@@ -67,7 +67,7 @@ def record_generation(case: Case) -> StoredGeneration | None:
 
 
 def digest_generation(case: Case) -> str:
-    """Return a digest of the model, the reference, the tokens, and how to run both models; "" without --generate."""
+    """Return a digest of the model, the reference, the tokens, and the plans of both models; "" without --generate."""
     model, decoder, reference, inputs = case.model, case.decoder, case.reference_decoder, case.inputs
     if model is None or decoder is None or reference is None or inputs is None:
         return ""
@@ -82,13 +82,16 @@ def _record_fault(fault: GenerationFault) -> StoredFault:
 
 
 def _select_rows(rows: Sequence[RowResult]) -> list[RowResult]:
-    """Return at most MAX_ROWS rows in order of positions. Prefer wrong rows, then those with a large divergence."""
+    """Return at most MAX_ROWS rows in order of positions. Prefer wrong rows, then rows with a large divergence."""
     worst = sorted(rows, key=lambda row: (row.passed, -math.inf if math.isnan(row.kl) else -row.kl))[:MAX_ROWS]
     return sorted(worst, key=lambda row: row.position)
 
 
 def _map_cache(cache: Sequence[CacheErrors]) -> StoredCacheMap | None:
-    """Return the errors by layer and position, with the largest error of neighbours if there are many."""
+    """Return the errors by layer and position.
+
+    If there are too many, neighbours share an entry with the largest error.
+    """
     if not cache:
         return None
     positions, count = max(one.first + len(one.errors) for one in cache), max(one.layer for one in cache) + 1
@@ -102,7 +105,7 @@ def _map_cache(cache: Sequence[CacheErrors]) -> StoredCacheMap | None:
 
 
 def _shrink_errors(cache: Sequence[CacheErrors], stride: int) -> list[Number]:
-    """Return the largest error per column of positions. NaN is larger than any number."""
+    """Return the largest error of each column of ``stride`` positions. NaN is larger than any number."""
     size = max((one.first + len(one.errors) for one in cache), default=0)
     columns = np.zeros((len(cache), -(-size // stride) * stride))
     for row, one in zip(columns, cache, strict=True):
@@ -113,7 +116,7 @@ def _shrink_errors(cache: Sequence[CacheErrors], stride: int) -> list[Number]:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """Calls of an iteration: those of the prompts, and those of the steps.
+    """Calls of an iteration: the calls of the prompts, and the calls of the steps.
 
     Attributes:
         first_ns: End of the first turn's prompt.
@@ -147,7 +150,7 @@ def measure_generation(
     """Return the times of the timed iterations; None without calls.
 
     Args:
-        calls: Calls of all iterations, in order. The agent may have dropped the last ones.
+        calls: Calls of all iterations, in order. The agent may have dropped the last calls.
         prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.
         tokens: Chosen tokens, in the same form.
         link_ns: Time to send the inputs and to receive the response; 0 if unknown.
@@ -184,7 +187,7 @@ def measure_generation(
 def split_calls(
     iterations_ns: Iterable[tuple[int, int]], calls: Sequence[StepCall], prompt: Iterable[int], tokens: Iterable[int]
 ) -> list[TokenTimes]:
-    """Assign the calls to the iterations by their times. Iterations without all calls of the prompts are dropped.
+    """Assign the calls to the iterations by their times. Iterations with missing calls of prompts are dropped.
 
     Args:
         prompt: Tokens of the prompt, with :data:`hil.core.steps.TURN_END` between turns.

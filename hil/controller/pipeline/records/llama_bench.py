@@ -1,4 +1,4 @@
-"""Convert the times of generations to the JSON format of llama-bench, for its tools and dashboards."""
+"""Convert the times of generations to llama-bench's JSON format, for tools and dashboards that read this format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hil.controller.records.run import RunCase, RunRecord
 from hil.core.steps import TURN_END
 from hil.errors import UsageError
 
-# Settings of llama.cpp without a counterpart in hil. Its scripts require all fields.
+# Settings of llama.cpp that hil does not have. The scripts of llama.cpp require all fields.
 _UNKNOWN: dict[str, Any] = {
     "build_number": 0,
     "model_n_params": 0,

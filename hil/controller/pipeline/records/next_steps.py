@@ -1,4 +1,4 @@
-"""Hints for outcomes that are not errors, derived from the records of cases and verdicts."""
+"""Derive hints for outcomes that are not errors from the records of cases and verdicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _may_declare_arithmetic(case: RunCase) -> bool:
 def _looks_rounded(output: StoredComparison) -> bool:
     """Return True if the errors of a float32 output have the size and spread of rounding to 8 to 11 bits.
 
-    Outputs judged by a given tolerance or by criteria do not count: an arithmetic would not change their verdict.
+    Outputs that are judged by a given tolerance or by criteria do not count, because an arithmetic does not change
+    their verdict.
     """
     if output.dtype != "float32" or output.tolerance != _DEFAULT or output.criteria:
         return False
@@ -56,7 +57,8 @@ def _looks_rounded(output: StoredComparison) -> bool:
     share, sqnr, worst, mean = (None if value is None else float(value) for value in found)
     if share is None or sqnr is None or worst is None or mean is None:
         return False
-    # float16 precision gives 70 dB, bfloat16 gives 56 dB. Rounding errors are evenly distributed, without outliers.
+    # Rounding to float16 results in an SQNR of 70 dB, to bfloat16 in 56 dB. Rounding errors are spread evenly, without
+    # outliers.
     return share >= 0.5 and 40 <= sqnr <= 85 and worst <= 10 * mean
 
 

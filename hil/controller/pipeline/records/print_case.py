@@ -36,7 +36,7 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
     colour = COLOURS.get(outcome, "magenta") if outcome else "magenta"
     title = f"[bold {colour}]{outcome.value if outcome else 'UNFINISHED'}[/]  [bold]{_escape_markup(case.name)}[/]"
     console.print(f"{title}  {_escape_markup(_describe_execution(case))}")
-    # If a single verdict determined the outcome, print_verdict prints the reason, and failed references get notes.
+    # If a single verdict decides the outcome, print_verdict prints the reason, and notes describe failed references.
     is_told = case.reason and [one.outcome for one in case.verdicts] != [outcome]
     if is_told:
         say(console, "", case.reason)
@@ -56,7 +56,7 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
     else:
         for verdict in case.verdicts:
             print_verdict(console, verdict)
-    if case.random and outcome in (Outcome.FAIL, Outcome.BLIND):  # the reason of a pass includes it
+    if case.random and outcome in (Outcome.FAIL, Outcome.BLIND):  # after a pass, the reason includes this text
         say(console, "note", random_text(case.random))
     _print_provenance(console, case)
     if case.repetition and case.repetition.iterations > 1:
@@ -109,8 +109,8 @@ def print_verdict(console: Console, verdict: StoredVerdict) -> None:
     if bounds := {_describe_bound(output.control) for output in verdict.outputs if output.control}:
         say(console, "arithmetic", "; ".join(sorted(bounds)))
     rows = [_COLUMNS, *(_format_row(output) for output in verdict.outputs)]
-    # Names get the remaining width of the terminal. If it is too small, first reduce the gaps between columns, then
-    # drop the least informative columns. The record contains all of them.
+    # Names get the remaining width of the terminal. If this width is too small, first reduce the gaps between columns,
+    # then drop the least informative columns. The record contains all columns.
     room, gap = _compute_name_width(console, rows, 2), 2
     if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
         gap = 1
@@ -122,7 +122,7 @@ def print_verdict(console: Console, verdict: StoredVerdict) -> None:
     names = [_shorten_name(name, room) for name, *_ in rows]
     colours = ["green" if output.passed else "red" for output in verdict.outputs]
     if colours:
-        # rich measures a table about three times, which takes 1.2 ms.
+        # Do not use a table of rich, which measures a table about three times and takes 1.2 ms.
         lines = aligned([[name, *rest] for name, (_, *rest) in zip(names, rows, strict=True)], left=2, gap=gap)
         console.print(Text(f"  {next(lines)}", "dim"), soft_wrap=True)
         for line, name, colour in zip(lines, names[1:], colours, strict=True):
@@ -222,7 +222,7 @@ def _print_error(console: Console, stage: str, error: CaseError) -> None:
     say(console, "stage", stage + (f" on board {error.board}" if error.board else ""))
     lines = error.detail.strip().splitlines()
     if len(lines) > _DETAIL_SHOWN:
-        # Python reports a crash at the start of the output, other programs at the end.
+        # Show both ends: Python reports a crash at the start of the output, other programs at the end.
         half = _DETAIL_SHOWN // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} more lines in run.json ...", *lines[-half:]]
     for line in lines:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # 97.5 % quantile of the normal distribution.
 _Z95 = 1.959964
-# Name of a case with a window of a text: that of the model and prompt before, that of the sizes after.
+# Name of a case with a window of a text: model and prompt at the start, sizes at the end.
 _WINDOW = re.compile(r"(.*)-window-\d+(.*)", re.S)
 _MAX_EXPONENT = 700.0
 
@@ -31,7 +31,7 @@ def print_generation(console: Console, generation: StoredGeneration) -> None:
 
 
 def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield labels and the parts of their texts: tokens, logits, agreement, notes, times."""
+    """Yield (label, parts of the text) for tokens, logits, agreement, notes and times."""
     yield "tokens", _describe_tokens(generation)
     if generation.positions:
         yield "logits", _describe_logits(generation)
@@ -47,7 +47,7 @@ def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Seq
 
 
 def worst_position(generation: StoredGeneration) -> StoredPosition | None:
-    """Return the position with the largest divergence, the first one of equals. NaN is the largest."""
+    """Return the first position with the largest divergence. NaN counts as the largest."""
     return max(generation.positions, key=lambda one: _rank_number(one.kl), default=None)
 
 
@@ -86,9 +86,9 @@ def _describe_agreement(generation: StoredGeneration) -> list[str]:
 
 
 def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
-    """Describe the perplexity of the tokens of one or more cases, with the 95 % interval of its ratio.
+    """Describe the perplexity of the tokens of one or more cases, with a 95 % interval of the ratio to the reference.
 
-    The interval is that of a mean of independent differences.
+    The interval assumes that the differences of tokens are independent.
     """
     total = sum(one.tokens for one in texts)
     means = [(parse_number(one.board_nats), parse_number(one.reference_nats)) for one in texts]
@@ -110,7 +110,7 @@ def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
 
 
 def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
-    """Yield a line with the perplexity of all windows of a text, for each model, size and prompt with windows."""
+    """Yield a line for each combination of model, size and prompt with windows: the perplexity over all windows."""
     texts: dict[tuple[str, ...], list[StoredPerplexity | None]] = {}
     for case in cases:
         if match := _WINDOW.match(case.name):
@@ -131,7 +131,7 @@ def _exponential(value: float) -> float:
 def describe_times(
     times: GenerationTimes, depths: Sequence[int], bound: int | None
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield labels and the parts of their texts.
+    """Yield (label, parts of the text) for the times.
 
     Args:
         depths: Number of cached tokens before each step.

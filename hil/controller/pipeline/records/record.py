@@ -47,8 +47,8 @@ _SAMPLES_KEPT = 10_000
 def device_times(result: RunResult) -> DeviceStatistics:
     """Return statistics of the device time in nanoseconds, with at most 10,000 samples.
 
-    A cold iteration, the program's first after loading, is reported separately (``cold_ns``, else None). It is excluded
-    from the statistics unless it is the only iteration.
+    A cold iteration is the program's first iteration after loading. Its time is ``cold_ns`` (otherwise None). The
+    statistics exclude it unless it is the only iteration.
     """
     samples = result.device_ns
     if not samples:
@@ -186,7 +186,7 @@ def record_comparison(output: OutputComparison) -> StoredComparison:
 
 
 def _name_decider(case: Case) -> str:
-    """Return the reference that a pass is based on, with its relation; "" if the case did not pass."""
+    """Return the reference that decides a pass, with its relation; "" if the case did not pass."""
     decider = deciding(case.verdicts) if case.outcome is Outcome.PASS else None
     return decider.named if decider else ""
 
@@ -200,7 +200,7 @@ def record_specs(specs: Iterable[TensorSpec]) -> list[StoredSpec]:
     return [StoredSpec(**{**vars(spec), "shape": list(spec.shape)}) for spec in specs]
 
 
-# Stages with cached results take milliseconds. Writing the record of many cases takes as long.
+# Delay of writes. Stages with cached results take milliseconds, and writing the record of many cases takes as long.
 _SOON_S = 0.2
 
 
@@ -217,12 +217,12 @@ class Recorder:
         self._order = list(order)
         self._cases = {case.name: case for case in cases}
         self._records: dict[str, RunCase] = {}
-        # The records as JSON. Encoding hundreds of cases at each change would take most of the time.
+        # Records of cases as JSON. Encoding hundreds of cases again at each change would take most of the time.
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
-        # Changed cases to write, and the timer that writes them. An earlier write does not cancel the timer: a thread
-        # per case takes longer than a timer without work.
+        # Changed cases to write, and the timer that writes them. If another write comes first, the timer continues,
+        # because starting a new timer thread for each case takes longer.
         self._news: dict[str, Case] = {}
         self._writer: threading.Timer | None = None
         self.ended: set[str] = set()
@@ -252,7 +252,7 @@ class Recorder:
             self._save_cases(list(self._cases.values()) if case is None else list(self._news.values()))
 
     def write_soon(self, case: Case) -> None:
-        """Schedule a write for a case without an outcome. The write includes other changes made in the meantime."""
+        """Schedule a write for a case without an outcome. The write includes other changes until then."""
         with self._lock:
             self._news[case.name] = self._cases[case.name] = case
             if self._writer is None:
@@ -297,7 +297,7 @@ class Recorder:
         self.write(case)
 
     def interrupt(self) -> None:
-        """Record Ctrl-C: cases that had not ended were stopped and have no outcome."""
+        """Record an interrupt by Ctrl-C. Cases that have not ended are stopped and have no outcome."""
         for name, case in self._cases.items():
             if name not in self.ended:
                 self._cases[name] = replace(case, outcome=None, error=None, reason="interrupted")
@@ -318,7 +318,7 @@ class Recorder:
         record = self._run.record
         outcomes = [case.outcome for case in record.cases if case.outcome]
         record.exit_code = exit_code_of(outcomes) if exit_code is None else exit_code
-        # A skipped case must not determine the run's outcome if another case passed, in any order.
+        # Independent of the order, a skipped case must not decide the run's outcome if another case passed.
         counted = sorted(outcomes, key=lambda outcome: outcome is Outcome.SKIP)
         record.outcome = max(counted, key=lambda outcome: outcome.exit_code)
         record.finished = finished

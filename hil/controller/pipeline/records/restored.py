@@ -19,7 +19,7 @@ from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
-# Fields that select a job's board, without a simulator's faults.
+# Fields that select a job's board, except faults of a simulator.
 _WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
 
 
@@ -29,7 +29,7 @@ def copy_board_options(job: Job, other: Job) -> Job:
 
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
-    """Return a stored job with a board that the job may use. Records from other users must not select boards.
+    """Return a stored job with a board that it may use. A record from another user must not select a board.
 
     Raises:
         UsageError: the record is not the user's, names an address or a file, and no board was given.

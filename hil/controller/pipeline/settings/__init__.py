@@ -1,1 +1,1 @@
-"""Options of a run: declaration, project file, flag files and commands that repeat a run."""
+"""Define the options of a run, and read and write them: project file, flag files, commands that repeat a run."""

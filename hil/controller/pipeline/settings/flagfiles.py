@@ -1,8 +1,8 @@
-"""Flag files of IREE's tools iree-run-module and iree-benchmark-module: one ``--flag=value`` per line.
+"""Read and write flag files of iree-run-module and iree-benchmark-module, with one ``--flag=value`` per line.
 
 hil and the tools can read each other's flag files. Paths are relative to the flag file, so that the directory can be
-moved. hil can read the file from any directory. The tools resolve paths from the working directory:
-``cd FOLDER && iree-run-module --flagfile=flagfile``.
+moved. hil reads the file from any working directory. The tools resolve paths from the working directory, so run them
+there: ``cd FOLDER && iree-run-module --flagfile=flagfile``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
 
 
 def element_type(text: str) -> str:
-    """Return the element type in a tensor text of the tools: ``si64`` for ``2xsi64=1 2``; "" if unspecified."""
+    """Return the element type in the tools' text for a tensor: ``si64`` for ``2xsi64=1 2``; "" if unspecified."""
     if text.startswith("@") and text.endswith(".npy"):
         dtype = load_npy(Path(text[1:]), mmap=True).dtype
         if dtype.kind in "bc":
@@ -54,12 +54,13 @@ def tool_differs(
     inputs: Mapping[str, Array],
     declared: Sequence[TensorSpec] = (),
 ) -> str:
-    """Return why iree-run-module would report different outputs although their values agree; "" if the tool would not.
+    """Return a reason if iree-run-module would report a difference although the values agree; otherwise "".
 
     Args:
         result: The program's outputs, as returned by :func:`comparable`.
         wanted: For each output, the :func:`element_type` of the expected tensor. Empty disables the check.
-        inputs: The program's inputs. An output equal to an input may be that input, and keeps the input's signedness.
+        inputs: The program's inputs. If an output is equal to an input, it may be this input and then has its
+            signedness.
         declared: The specs that the program declares for all outputs.
     """
     ignored = reference.provenance.get("ignored", ())
@@ -89,7 +90,7 @@ def tool_differs(
 def comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
     """Return a run's outputs in the form that is compared with a reference.
 
-    Outputs that the reference ignores are removed. Integers of unknown signedness get that of the reference.
+    Outputs that the reference ignores are removed. Integers of unknown signedness get the signedness of the reference.
     """
     ignored = reference.provenance.get("ignored", ())
     specs = (model and model.outputs) or ()
@@ -101,10 +102,11 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
     return replace(result, outputs=outputs)
 
 
-# The tools' default tolerances. They compare other dtypes bitwise.
+# Default tolerances of the tools, which compare other dtypes bitwise.
 RTOL = 1e-5
 ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
-# Together with rtol below 1: integers stay exact in a comparison with floats.
+# With this maximum of atol and of rtol times the largest value, integers must be exact although floats have a
+# tolerance.
 _EXACT = 0.25
 
 
@@ -113,9 +115,9 @@ def tool_tolerance(
 ) -> tuple[float | None, float | None]:
     """Return rtol and atol that are at least as strict as the tools' comparison.
 
-    If all outputs have the same dtype, rtol and atol equal the tools' tolerances. hil has one pair for all outputs, so
-    several dtypes get the strictest values. If the tools' default atol could not distinguish a right output from a
-    wrong output, atol is None: hil's default.
+    If all outputs have the same dtype, rtol and atol equal the tools' tolerances. hil has one pair of values for all
+    outputs, so with several dtypes the strictest values apply. If the tools' default atol cannot distinguish right and
+    wrong outputs, atol is None, which selects hil's default.
 
     Args:
         rtol, atols: Values of the flags.
@@ -138,7 +140,7 @@ def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
     return bool(blindness(tolerance, scale_of(expected), given=True))
 
 
-# The tools' flags for the execution -> hil's equivalent, as a hint.
+# Flags of the tools for the execution -> hint about hil's equivalent.
 _HOW = {
     "device": "the board's config sets this: use --board or --runtime-hw-type",
     "device_allocator": "the board's runtime sets this",
@@ -151,12 +153,12 @@ _HOW = {
     "parameter_mode": "hil maps parameters into memory",
     "trace_execution": "use hil layers to see intermediate values",
 }
-# The same for prefixes of flags.
+# Prefixes of further flags -> hint.
 _HOW_OF = {
     **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime sets this"),
     "device_profiling_": "use --profile DIR",
 }
-# dtype -> the tools' name for it in the absolute tolerance flags.
+# dtype -> name of the dtype in the tools' flags for absolute tolerances.
 _SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
 
@@ -166,14 +168,14 @@ class FlagFile:
     """Flags of a flag file."""
 
     modules: tuple[Path, ...] = ()
-    function: str = ""  # the function to run; "" is the only one
+    function: str = ""  # the function to run; "" is the only function
     # inputs, expected: tensors in the tools' notation: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
     inputs: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
     parameters: tuple[Path, ...] = ()
     device: str = ""  # the device; "" if unspecified. hil takes the device from the board's config.
     rtol: float | None = None  # relative tolerance; None is the tools' default
-    # dtype -> absolute tolerance; other dtypes have the tools' defaults.
+    # dtype -> absolute tolerance; the tools' defaults apply to other dtypes.
     atols: Mapping[str, float] = field(default_factory=dict)
 
     def lines(self, folder: Path) -> list[str]:
@@ -221,11 +223,11 @@ def parse_flagfile(path: Path) -> FlagFile:
 def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
     """Parse flags of the tools.
 
-    The last occurrence of a flag counts. Inputs, expected outputs and similar flags accumulate.
+    If a flag is repeated, the last value applies. Inputs, expected outputs and similar flags accumulate.
 
     Args:
         flags: Pairs of location (for messages) and text ``--flag=value``.
-        folder: Directory that file names are relative to.
+        folder: Base directory of relative file names.
         strict: Also raise UsageError for flags that only configure the execution.
     """
     found: dict[str, list[str]] = {}
@@ -263,7 +265,9 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
 
 
 def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
-    """Return the job with the flags of its flag file. Options of the command line and ``later`` flags take precedence.
+    """Return the job with the settings of its flag file.
+
+    Options of the command line and ``later`` flags take precedence.
 
     The flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are used, with files
     relative to the flag file. Flags that only configure the execution are ignored, because the board's config defines
@@ -290,7 +294,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     types: tuple[str, ...] = ()
     if flags.expected and not job.expected:
         types = tuple(map(element_type, flags.expected))
-        # The type of a bare number is known only from the program.
+        # Skip bare numbers: only the program knows their type.
         tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
         wanted = expected_result(tensors, None).outputs.values()
         rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
@@ -321,7 +325,7 @@ _KNOWN = (
 
 
 def _resolve_tensor_file(value: str, folder: Path) -> str:
-    """Resolve the file of a tensor text, if any, against a directory."""
+    """Resolve the file in a tensor text against a directory. Texts without a file are unchanged."""
     before, at, name = value.partition("@")
     return f"{before}@{_resolve_path(folder, name)}" if at else value
 
@@ -332,7 +336,7 @@ def _resolve_path(folder: Path, name: str) -> Path:
 
 
 def _relativize_tensor_file(value: str, folder: Path) -> str:
-    """Make the file of a tensor text, if any, relative to a directory."""
+    """Make the file in a tensor text relative to a directory. Texts without a file are unchanged."""
     before, at, name = value.partition("@")
     return f"{before}@{_relativize_path(Path(name), folder)}" if at else value
 

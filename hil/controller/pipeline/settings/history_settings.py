@@ -1,4 +1,4 @@
-"""The table ``[history]`` of the project file: place and size of the history, and whether runs are added to it."""
+"""Read the table ``[history]`` of the project file: place and size of the history, and automatic additions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class HistorySettings:
 
     path: Path = DEFAULT_PATH
     quota: int = DEFAULT_QUOTA  # maximum size of the programs, in bytes
-    auto: bool = False  # whether `hil run`, `hil bench` and `hil suite run` add their results
-    baseline: str = DEFAULT_BASELINE  # branch whose last good programs are always kept
+    auto: bool = False  # True if `hil run`, `hil bench` and `hil suite run` add their results automatically
+    baseline: str = DEFAULT_BASELINE  # branch whose last good programs are never deleted
 
 
 def _read_text(value: Any) -> str:
@@ -74,7 +74,7 @@ def read_history_table(file: Path, table: Any) -> HistorySettings:
 
 
 def is_inside(file: Path, settings: HistorySettings) -> bool:
-    """Return whether the history is below the project file's directory, after resolving links."""
+    """Return True if the history is inside the project file's directory, after resolving links."""
     try:
         return settings.path.resolve().is_relative_to(file.parent.resolve())
     except (OSError, RuntimeError, ValueError):

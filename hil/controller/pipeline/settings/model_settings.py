@@ -1,4 +1,4 @@
-"""Settings for single models in the project file, selected by file name patterns."""
+"""Apply the project file's settings for single models, which file name patterns select."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
 
-# Fields of RunSettings: sizes of dimensions, and ranges, which are split from the sizes.
+# Fields of RunSettings with the sizes of dimensions, and with the ranges, which are stored separately.
 _DIMS, _RANGES = "dims", "dim_ranges"
 
 
@@ -52,8 +52,8 @@ def matches(pattern: str, path: Path) -> bool:
 def for_model(settings: T, path: Path) -> T:
     """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
 
-    Sizes of dimensions are merged by name. Settings that the class lacks are ignored: a suite has one runtime for all
-    models.
+    Sizes of dimensions are merged by name. Settings that the class does not have are ignored. For example, a suite has
+    one runtime for all models.
     """
     if not settings.per_model:
         return settings
@@ -67,13 +67,13 @@ def for_model(settings: T, path: Path) -> T:
             dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
             found |= {**values, _DIMS: dims}
     if _DIMS in own:
-        # The constructor splits the merged sizes: a size may have replaced a range.
+        # The constructor splits the merged sizes again, because a size may have replaced a range.
         found[_RANGES] = {}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
 
 
 def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
-    """Return the criteria of tables for exactly one model.
+    """Return the criteria of tables whose key is a file name without wildcards.
 
     Tables with patterns do not count, because a pattern may match several models.
     """

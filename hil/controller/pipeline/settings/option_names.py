@@ -11,16 +11,16 @@ from hil.core.arithmetic import ARITHMETICS
 from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError
 
-# Returns an interface's name for an option, from the flag and the value after it (" N=1", or "" without a value).
+# Function that returns an interface's name for an option. Arguments: the flag, and the value after it (" N=1", or "").
 Rename = Callable[[str, str], str]
-# A hil command, which is not changed, or an option and the next word, which may be its value.
+# A command of hil, which is not changed; or an option with the next word, which may be its value.
 _NAMED = re.compile(
     r"(?P<command>`[^`]*`|\bhil (?:[a-z]+ )+[^,;]*)"
     r"|(?P<flag>(?<![\w-])--[a-z][a-z-]*)"
     r"""(?P<value>[ =](?:"[^"]*"|'[^']*'|[^\s,;:()"'`]+(?::[^\s,;:()"'`]+)*))?"""
 )
 _PUNCTUATION = ".!?"
-# Characters that do not occur in prose: digits, capitals, symbols.
+# Characters that occur in values, but not in prose: digits, capitals, symbols.
 _NOT_PROSE = re.compile(r"[0-9A-Z=/<>\"'*]|\.\w")
 
 
@@ -51,7 +51,7 @@ def _is_value(flag: str, text: str) -> bool:
 
 @cache
 def _known_values() -> frozenset[str]:
-    """Return the option values that look like words."""
+    """Return option values that are ordinary words."""
     from hil.controller.backends.references import references
 
     return frozenset([*RUNTIMES, *ARITHMETICS, *references()])

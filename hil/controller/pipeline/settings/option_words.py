@@ -7,10 +7,10 @@ from typing import Any
 
 
 def option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return options as command line arguments. True is an option without a value."""
+    """Return options as command line arguments. The value True stands for an option without a value."""
     words: list[str] = []
     for flag, value in named:
-        # A value that starts with a dash would be parsed as an option.
+        # Use the form FLAG=VALUE for a value that starts with a dash, which would be parsed as an option.
         words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
     return words
 

@@ -1,4 +1,4 @@
-"""Options for running a model. A single definition serves the library, the command line and records.
+"""Define the options for running a model, for the library, the command line and records.
 
 A field of :class:`CaseSettings`, :class:`RunSettings` or :class:`Options` with a :class:`Spec` is an option of
 ``hil.run``. If the spec has a help text, it is also an option of all commands that run models, including farm commands.
@@ -27,11 +27,11 @@ T = TypeVar("T", bound="CaseSettings")
 
 DEFAULT_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 1800.0
-# Default counts of a profiled run: a single cold run says little about time spent.
+# Default counts of a profiled run, because a single cold run is not representative.
 PROFILED_COUNTS = {"iterations": 10, "warmup": 2}
-# Longer than any useful wait, and within the range of clocks and gRPC.
+# Maximum timeout: longer than any useful wait, and within the range of clocks and gRPC.
 _MOST_SECONDS = 1e7
-# A description of the required argument, and a function that converts the value or raises ValueError.
+# Kind of an argument: a description, and a function that converts the value or raises ValueError.
 Kind = tuple[str, Callable[[Any], Any]]
 
 
@@ -137,7 +137,7 @@ SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _to_seconds
 PATH: Kind = ("a path", _to_path)
 TEXTS: Kind = ("a sequence of strings", _to_texts)
 _COUNT: Kind = ("a whole number", _to_int)
-# Largest count in one call: the agent returns two time stamps for each run.
+# Maximum number of runs in one call, because the agent returns two time stamps for each run.
 MAX_RUNS = 1_000_000
 _NUMBER_OR_NONE: Kind = ("a number or None", _allow_none(_to_float))
 PATH_OR_NONE: Kind = ("a path or None", _allow_none(_to_path))
@@ -153,7 +153,7 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | s
     """
     dims: dict[str, int | str] = {}
     for text in texts:
-        # A name may contain an equals sign, a size cannot.
+        # Split at the last equals sign: a name may contain one, a size cannot.
         name, _, value = text.rpartition("=")
         try:
             size = int(value) if value.isdecimal() else range_text(parse_range_of_sizes(value))
@@ -224,8 +224,9 @@ class Spec:
     # converts the command line's value (a text, a number, or a tuple for a repeated option) to the field's value. The
     # second argument is the option's name.
     of_text: Callable[[Any, str], Any] | None = None
-    decides: bool = True  # True if it can change a case's result; the command to repeat a case then includes it
-    shows_default: bool = False  # True adds the default to the help
+    # True if the option can change a case's result; the command that repeats the case then includes the option.
+    decides: bool = True
+    shows_default: bool = False  # True if the help text shows the default
     bounds: tuple[int, int] | None = None  # smallest and largest value of a count
 
 
@@ -270,7 +271,7 @@ class CaseSettings:
         metavar="LOW:HIGH",
         of_text=parse_range,
     )
-    # reference names; empty means those of the flow, or the default for the model's format.
+    # reference names; empty uses the flow's references, or the default for the model's format.
     references: tuple[str, ...] = _make_option(
         (),
         TEXTS,
@@ -281,7 +282,7 @@ class CaseSettings:
         repeats=True,
         hint="for example ['onnxruntime']",
     )
-    # rtol, atol: None is the dtype's default or, in a suite, the case's or the flow's value.
+    # rtol, atol: None uses the dtype's default; in a suite, the case's or the flow's value takes precedence.
     rtol: float | None = _make_option(
         None, _NUMBER_OR_NONE, "Relative tolerance (default: from the flow or case, or by dtype)."
     )
@@ -290,7 +291,7 @@ class CaseSettings:
         _NUMBER_OR_NONE,
         "Absolute tolerance (default: from the flow or case, or by dtype and the reference's scale).",
     )
-    # the board's arithmetic; "" is the arithmetic declared by the flow or the board's config.
+    # the board's arithmetic; "" uses the arithmetic that the flow or the board's config declares.
     arithmetic: str = _make_option(
         "",
         (f"one of {', '.join(ARITHMETICS)}", _to_arithmetic),
@@ -298,7 +299,7 @@ class CaseSettings:
         metavar="NAME",
         of_text=parse_arithmetic,
     )
-    # name patterns of outputs to pass without a judgement.
+    # name patterns of outputs that may pass although they cannot be judged.
     allow_blind: tuple[str, ...] = _make_option(
         (),
         TEXTS,
@@ -316,7 +317,7 @@ class CaseSettings:
         hint="for example ['logits: top1>=0.99, kl<=1e-4']",
         of_text=parse_accept_option,
     )
-    # require a reference for a pass that does not share compiler, kernels or build with the program.
+    # for a pass, require an independent reference: it shares neither compiler nor kernels nor build with the program.
     require_independent: bool = _make_option(
         False, _FLAG, "Require an independent reference for a pass (else REFERENCE_ERROR)."
     )
@@ -416,7 +417,8 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'x': array}, or ['x=x.npy']",
     )
-    # texts of ``--expected``, or name -> tensor. Compared first. References are used in addition only if named.
+    # texts of ``--expected``, or name -> tensor. These are compared first. References are used in addition only if the
+    # user names them.
     expected: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
         _TENSORS,
@@ -432,7 +434,7 @@ class RunSettings(CaseSettings):
         "Generate tokens with a decoder and verify each: a TOML file with prompts.",
         metavar="SPEC",
     )
-    # name of a prompt of the specification; "" is the only one. Commands run a case per prompt.
+    # name of a prompt in the specification; "" is the only prompt. Commands run a case for each prompt.
     prompt: str = _make_option("", TEXT)
     # for expected outputs, the IREE element type (``si64``) that iree-run-module requires; "" accepts any.
     element_types: tuple[str, ...] = ()
@@ -448,10 +450,10 @@ class Options(RunSettings):
     """Settings of a case that the stages use."""
 
     compiler: str = _make_option("", TEXT)  # the compiler; "" is the runtime's default
-    # the model before quantization or a similar change. The outputs are also compared with its reference, and this
-    # comparison is reported separately. None if not available.
+    # the model before quantization or a similar change; None if not available. The outputs are also compared with the
+    # reference of this model, and this comparison is reported separately.
     plain_model: Path | None = _make_option(None, PATH_OR_NONE)
-    # name -> tensor, used instead of that reference.
+    # name -> tensor, used in place of the plain model's reference.
     plain_expected: Mapping[str, Array] = _make_option(
         {}, ("arrays by name", lambda value: dict(_require_type(Mapping)(value)))
     )
@@ -469,7 +471,7 @@ def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
 
 
 def check_counts(settings: CaseSettings) -> None:
-    """Check all counts of settings that were not read from text. Raises UsageError if a count is out of range."""
+    """Check the counts in settings from the library. Raises UsageError if a count is out of range."""
     for name, spec in specs_of(type(settings)).items():
         if spec.bounds is not None:
             checked(flag_of(name, spec), getattr(settings, name), spec.kind)
@@ -511,7 +513,7 @@ def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
 
 
 def _restore_value(declared: Any, value: Any) -> Any:
-    """Convert a JSON value to a field's declared type (a string, because annotations are not evaluated)."""
+    """Convert a JSON value to a field's declared type. The type is a string, because annotations are not evaluated."""
     if isinstance(value, list):
         kind = Path if "tuple[Path" in str(declared) else lambda one: one
         return tuple(kind(one) for one in value)

@@ -1,4 +1,4 @@
-"""The project file ``hil.toml``: default options for every command, and settings of models by file name.
+"""Read the project file ``hil.toml``: default options for all commands, and settings of models by file name.
 
 ::
 
@@ -42,9 +42,9 @@ from hil.errors import UsageError, did_you_mean
 FILE = "hil.toml"
 _TABLES = ("defaults", "models", TABLE)
 _OUTPUTS = "outputs"
-# Tensors apply to a single command.
+# Options with tensors are not allowed, because tensors apply to a single command.
 _NOT_KEYS = ("inputs", "expected")
-# Compiler flags can write files and run programs.
+# Keys that need trust: compiler flags can write files and run programs.
 _NEED_TRUST = ("compile_flags", "debug_ir")
 
 
@@ -57,14 +57,14 @@ class Project:
     models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
     history: HistorySettings
     asks: tuple[str, ...]  # settings that require the user's trust
-    digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
+    digest: str  # digest of the file and of the Python files that it names; "" if a file cannot be read
 
 
 def find_project(start: Path) -> Path | None:
     """Return the project file of a directory, or None.
 
-    The search through parent directories ends at a repository's root or at the home directory. Outside of a repository
-    and of the home directory, only the directory itself is searched.
+    The search includes parent directories, up to a repository's root or the home directory. Outside of a repository and
+    of the home directory, only the directory itself is searched.
     """
     try:
         home = Path.home()
@@ -94,7 +94,7 @@ def load_project(start: Path) -> Project | None:
 
 
 def find_history(start: Path) -> HistorySettings:
-    """Return the history settings of a directory: those of the project file, or the defaults.
+    """Return the history settings of a directory, from the project file or the defaults.
 
     Raises:
         UsageError: the project file is invalid, or its history needs trust that the user has not given.
@@ -177,7 +177,7 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
 
 
 def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
-    """Return the criteria of single outputs as texts of ``--accept``."""
+    """Return criteria of the tables for single outputs, as texts of ``--accept``."""
     from hil.compare.criteria import parse_accept
 
     found: list[str] = []
@@ -202,9 +202,9 @@ def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
 
 
 def _make_placeholder(file: str, name: str) -> Callable[..., bool]:
-    """Return a placeholder for a function.
+    """Return a function that stands for a user's Python function in a criterion.
 
-    The function does not load the file, because the user may not trust the file yet.
+    The user's file is not loaded, because the user may not trust it yet.
     """
     return lambda actual, reference: False
 

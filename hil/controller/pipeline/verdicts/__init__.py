@@ -1,1 +1,1 @@
-"""Judgement of outputs: criteria, independent references, arithmetic and repetition."""
+"""Judge outputs: criteria, independent references, arithmetic and repetition."""

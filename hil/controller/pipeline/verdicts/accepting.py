@@ -31,7 +31,7 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
 
 
 def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) -> None:
-    """Raise UsageError if criteria name an output that no model with the same criteria has.
+    """Raise UsageError if criteria name an output that none of the models with these criteria has.
 
     Args:
         cases: Pairs of criteria (texts of ``--accept`` or of the project file) and model. The model's outputs may be

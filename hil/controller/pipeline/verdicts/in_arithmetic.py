@@ -1,4 +1,4 @@
-"""Judge a board with a declared arithmetic by a control: the same model computed in that arithmetic on the host."""
+"""Judge a board with a declared arithmetic by a control: the same model computed in this arithmetic on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arithmetic_of(result: RunResult) -> str:
 
 
 def without_other_control(case: Case) -> Case:
-    """Remove the control that a bundle contains if the board computes in float32."""
+    """If the board computes in float32, remove the control that a bundle contains."""
     has_control = any(one.control for one in case.references)
     if case.result is None or arithmetic_of(case.result) or not has_control:
         return case
@@ -55,7 +55,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
     assert case.result is not None
     arithmetic = arithmetic_of(case.result)
     known = {one.arithmetic for reference in case.references for one in reference.control.values()}
-    if known:  # from a bundle
+    if known:  # a bundle contains controls
         if known != {arithmetic}:
             raise ReferenceFailed(
                 f"arithmetic mismatch: the board computes in {arithmetic}, "
@@ -77,7 +77,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
 
 
 def _may_change(verdict: Verdict) -> bool:
-    """Return True if the values of an output differ or cannot be judged: a wider bound may change such a verdict."""
+    """Return True if an output's values differ or cannot be judged. A wider bound may change such a verdict."""
     return any(
         not (one.passed or one.criteria) and one.elements is not None and one.dtype == one.reference_dtype
         for one in verdict.outputs

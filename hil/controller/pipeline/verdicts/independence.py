@@ -1,4 +1,4 @@
-"""Evaluate the independence of a case's references: the relation behind a pass, and reasons of failures."""
+"""Evaluate the independence of a case's references: the relations for a pass, and the reasons of failed references."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def runtime_of(case: Case, config: BoardConfig | None) -> str:
 
 
 def only_dependent(verdicts: Sequence[Verdict]) -> str:
-    """Return why a pass does not have an independent reference; "" if the pass has an independent reference."""
+    """Return a reason if no independent reference supports a pass; otherwise ""."""
     decider = deciding(verdicts)
     if decider is None or decider.relation is Relation.INDEPENDENT:
         return ""
@@ -31,9 +31,9 @@ def only_dependent(verdicts: Sequence[Verdict]) -> str:
 
 
 def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
-    """Return why references failed: first reasons that concern the model, then other reasons.
+    """Return the reasons of failed references: a list of reasons that concern the model, and a list of other reasons.
 
-    A rejection by an independent reference is evidence about the model. The timeout of a reference is not evidence.
+    If an independent reference rejects the model, this is evidence about the model. A timeout is not evidence.
     """
     known = references()
     evidence: list[str] = []
@@ -46,7 +46,7 @@ def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
 
 
 def not_asked(case: Case, runtime: str) -> str:
-    """Name the unused independent references, or state that none supports the format of the model."""
+    """Return a text with the unused independent references, or that no reference supports the model's format."""
     if case.model is None or not (names := _find_independent(case.model.format, runtime)):
         return f"no independent reference supports {case.model.format} models" if case.model else ""
     left = [name for name in names if name not in _list_used_references(case) and name not in case.unanswered]
@@ -54,11 +54,11 @@ def not_asked(case: Case, runtime: str) -> str:
 
 
 def unasked_reference(case: Case, runtime: str) -> str:
-    """Return an independent reference that the user could ask for by name; "" if none is left."""
+    """Return an independent reference that the user can request by name; "" if there is none."""
     slow = [name for name, why in case.unanswered.items() if isinstance(why, ReferenceTooSlow)]
     names: list[str] = []
     if case.model is not None:
-        # References of the default chain first, then all with support for the format.
+        # The default chain is first, then all references that support the format.
         takes = (name for name, one in references().items() if case.model.format in one.formats)
         others = (name for name in takes if relation_of(runtime, name) is Relation.INDEPENDENT)
         names = list(dict.fromkeys((*_find_independent(case.model.format, runtime), *others)))

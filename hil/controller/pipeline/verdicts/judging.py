@@ -1,4 +1,4 @@
-"""The *compare* stage: compare the board's outputs with the references and set the case's outcome."""
+"""Implement the stage *compare*: compare the board's outputs with the references, and set the case's outcome."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def compare_without_noise(case: Case) -> tuple[Verdict, ...]:
-    """Return the verdict of each reference, without its noise and without the control for the board's arithmetic."""
+    """Return the verdict of each reference, ignoring noise and the control for the board's arithmetic."""
     assert case.result is not None
     return _compare_with_references(case, case.result, case.references, _make_compare_args(case.options))
 
@@ -118,10 +118,10 @@ def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) 
 
 
 class _LazyNoise:
-    """Noise of a case's references, measured at first use.
+    """Noise of a case's references, measured on first use.
 
-    With several references, the largest noise applies to all: noise is a property of the computation, not of a
-    reference.
+    With several references, the largest noise applies to all references, because noise is a property of the
+    computation.
     """
 
     def __init__(self, case: Case, tools: Tools) -> None:
@@ -140,7 +140,7 @@ class _LazyNoise:
 
 
 def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]:
-    """Set the verdicts of a case's result, then the outcome and reason that follow from them."""
+    """Set the verdicts on a case's result, then the resulting outcome and reason."""
     options, result = case.options, case.result
     assert result is not None
     tolerance = _make_compare_args(options)
@@ -165,7 +165,7 @@ def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]
     outcome, reason = judge(case.verdicts, between)
     case = replace(case, disagreement=disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
-        # Other references cannot outvote the user's expected outputs.
+        # other references cannot outvote the user's expected outputs
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
     first = comparable(result, one, case.model)
@@ -185,9 +185,9 @@ def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]
 
 
 def _pick_verdict(case: Case) -> Verdict:
-    """Return the verdict that determined a judged case's outcome, with that outcome and reason.
+    """Return the verdict that decides a judged case's outcome, with the case's outcome and reason.
 
-    REFERENCE_ERROR is not a statement about the outputs, so the verdict does not get that outcome.
+    REFERENCE_ERROR is not a statement about the outputs, so the verdict does not have this outcome.
     """
     strongest = [one for one in case.verdicts if one.relation is not Relation.SELF_CHECK] or case.verdicts
     verdict = next((one for one in strongest if not one), strongest[0])
@@ -204,7 +204,7 @@ def _make_compare_args(options: Options) -> dict[str, Any]:
 def _compare_with_references(
     case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
 ) -> tuple[Verdict, ...]:
-    """Return the verdicts. The reason of a pass includes the parts of the model that were not tested."""
+    """Return the verdict of each reference. The reason of a pass includes a note on state that was not tested."""
     unseen = case.model.unseen if case.model is not None else ""
     verdicts = [
         _mark_random_outputs(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references
@@ -216,14 +216,14 @@ def _compare_with_references(
 
 
 def _mark_random_outputs(case: Case, verdict: Verdict) -> Verdict:
-    """Mark the outputs that depend on random numbers, if the model draws any."""
+    """Mark the outputs that depend on random numbers, if the model draws random numbers."""
     if case.model is None:
         return verdict
     return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
 
 
 def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], noise: Mapping[str, Array]) -> Case:
-    """Repeat the judgement within the references' noise. If nothing changes, the verdicts stay the same."""
+    """Compare again within the references' noise. If no output changes its judgement, return the case unchanged."""
     references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
     verdicts = _compare_with_references(case, result, references, tolerance)
     if _list_judgements(verdicts) == _list_judgements(case.verdicts):
@@ -232,5 +232,5 @@ def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any]
 
 
 def _list_judgements(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
-    """Return the judgement of every output, so that a wrong output does not hide a change of another output."""
+    """Return the judgement of each output. (One outcome for all outputs would hide changes of an output.)"""
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]

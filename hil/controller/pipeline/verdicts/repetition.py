@@ -14,7 +14,7 @@ _GRAVITY = (Outcome.PASS, Outcome.BLIND, Outcome.FAIL)
 
 
 def judge_answers(repetition: Repetition, compare: Callable[[Mapping[str, Array]], Verdict]) -> dict[int, Verdict]:
-    """Compare the distinct answers whose outputs are known. Return verdicts by number of the answer."""
+    """Compare the distinct answers with known outputs. Return number of the answer -> verdict."""
     if repetition.is_stable:
         return {}
     known = enumerate(repetition.answers)
@@ -42,12 +42,12 @@ def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
 def instability(
     repetition: Repetition | None, verdicts: Mapping[int, Verdict], model: Model | None, allowed: Sequence[str]
 ) -> tuple[bool, str]:
-    """Decide if differing outputs make a case UNSTABLE.
+    """Decide if outputs that differ make a case UNSTABLE.
 
     Outputs that match an allowed pattern may differ if every answer was fetched and passes.
 
     Returns:
-        True for an unstable case, and the reason or a note; "" if the answers do not differ.
+        True for an unstable case; and the reason or a note, which is "" if the answers do not differ.
     """
     if repetition is None or repetition.is_stable:
         return False, ""
