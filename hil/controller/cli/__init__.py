@@ -1,1 +1,1 @@
-"""Command line: one module per command, which parses arguments, calls the library and prints results."""
+"""Command line. Each command has a module, which parses arguments, calls the library and prints results."""

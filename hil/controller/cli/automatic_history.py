@@ -1,4 +1,4 @@
-"""Add the results of a command to the history, if the project file asks for it."""
+"""Add the results of a command to the history, if the project file enables this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hil.errors import HilError
 def add_to_history(folder: str | Path | None) -> None:
     """Add a run, bench, suite run or matrix to the history if hil.toml has ``auto = true`` in ``[history]``.
 
-    The results are stored already, so an error is only reported: `hil history add` can add them later.
+    Errors are only reported, because the results are already stored. `hil history add` can add them later.
 
     Args:
         folder: directory of the results; "" or None if they were discarded.

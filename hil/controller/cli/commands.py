@@ -1,6 +1,6 @@
 """Base classes of hil's commands and command groups.
 
-Click uses the last value if a single-value option is repeated. These classes raise an error instead.
+If an option with a single value is repeated, click uses the last value. These classes raise an error instead.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
     are_known = bool(files) and all(map(Path.is_file, files))
     patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
     names = [*(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
-    # With an automatic history, the command reports at its end what it added.
+    # With an automatic history, the command itself reports the added entries at the end.
     if names or not project.history.auto:
         click.echo(f"hil: {project.path}: {', '.join(names) or 'no settings for this command'}", err=True)
 

@@ -1,6 +1,6 @@
-"""Sections of options in the help of commands with many options.
+"""Group the options in the help of commands with many options into sections.
 
-rich-click does this too, but importing it and rich takes longer than printing the whole help with click.
+rich-click can do this too, but importing rich-click and rich takes longer than printing the whole help with click.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import click
 
 # Commands with fewer options list them without sections.
 MIN_OPTIONS = 13
-# Section -> parameter names. Help lists the sections in this order, and options of a section in the command's order.
+# Section -> parameter names. Help lists the sections in this order. In a section, options are in the command's order.
 SECTIONS = {
     "Board": (
         *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
@@ -73,7 +73,10 @@ _LAST = "Output"
 
 
 def write_options(params: Iterable[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the help of options, in sections if there are many. An option without a section is in the last one."""
+    """Write the help of options.
+
+    If there are many, use sections; the last section has options that no section lists.
+    """
     options = [one for one in params if isinstance(one, click.Option) and not one.hidden]
     sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *SECTIONS)}
     for one in options:

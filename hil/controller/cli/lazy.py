@@ -34,7 +34,7 @@ class LazyGroup(CliGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. The error for an unknown name suggests a similar one."""
+        """Resolve a command name like click. The error for an unknown name suggests a similar name."""
         if args[0] not in self._table and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], self._table).capitalize()}".strip())
         return super().resolve_command(ctx, args)

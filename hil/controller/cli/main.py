@@ -1,4 +1,4 @@
-"""The `hil` command. A verb's module is loaded only when called, so that `hil --help` is fast."""
+"""Run the `hil` command. A verb's module is loaded only for this verb, so that `hil --help` is fast."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ VERBS = {
 
 
 _DETAIL_LINES = 12
-# Unix exit code after SIGPIPE (`hil cache ls | head -1`). It is not a result for a model.
+# Unix exit code after SIGPIPE (`hil cache ls | head -1`), which is not a result of a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
-# Errors for a path from the user or a file, which may occur in any system call.
+# Errors that a path from the user or from a file may cause in any system call.
 _OF_A_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM}
 _FIELDS = ("outcome", "hint", "stage", "board", "detail")
 
@@ -75,11 +75,11 @@ _PLAIN = {
 _PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("├└┌┐┘┤┬┴┼╭╮╰╯╞╡", "+")
 _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
-# New objects between garbage collections (Python's default is 700). A command's imports create a hundred times that
-# default, without any garbage.
+# Number of new objects between garbage collections. Python's default is 700, but a command's imports create a hundred
+# times as many objects, none of them garbage.
 _NEW_OBJECTS = 100_000
-# numpy starts OpenBLAS threads on import, and every thread spins on a core for 2^26 cycles before it sleeps. Reduce
-# this to 2^4 cycles here and in child processes.
+# numpy starts OpenBLAS threads on import. Each thread spins on a core for 2^26 cycles before it sleeps. Reduce this to
+# 2^4 cycles, here and in child processes.
 _BLAS = ("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
@@ -120,14 +120,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run a command as the process and exit with the returned exit code."""
+    """Run a command, and end the process with the exit code that the command returns."""
     _open_streams()
     tolerate_any_locale()
     show_visibly()
     gc.set_threshold(_NEW_OBJECTS)
     os.environ.setdefault(*_BLAS)
     codes: list[int] = []
-    # The first registered handler is called last, after threads have ended and directories are removed.
+    # Python calls the first registered handler last, after other threads have ended and directories are removed.
     atexit.register(_end, codes)
     codes.append(call())
     sys.exit(codes[0])
@@ -137,7 +137,8 @@ def _open_streams() -> None:
     """Open missing standard streams on the null device."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # This opens the lowest free descriptor, which is the stream's. Files opened later cannot get it.
+            # This opens the lowest free descriptor, which is the number of the stream. Otherwise, a file opened later
+            # would get this number.
             assert os.open(os.devnull, os.O_RDWR) == number
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
@@ -183,7 +184,7 @@ def _report_crash(error: Exception) -> int:
 
 
 def _stop_writing() -> None:
-    """Redirect stdout to the null device. Otherwise Python would report an error for it at exit."""
+    """Redirect stdout to the null device. Otherwise, Python would report an error of stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -194,15 +195,15 @@ def _run() -> int:
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _report("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
-        # CPython remembers an unhandled Ctrl-C within an exec (dataclasses use exec), and then ends `python -m` by that
-        # signal regardless of the exit code. A second exec resets this.
+        # CPython remembers an unhandled Ctrl-C inside an exec (dataclasses use exec). Then `python -m` ends by this
+        # signal, regardless of the exit code. A second exec resets this state.
         exec("")
     except click.ClickException as error:
         code = _report(error.format_message(), wants_json, 2, usage=error)
     except HilError as error:
         code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
-        # Commands do not raise this, but Click and rich do if stdout's reader has exited.
+        # Click and rich raise this if the reader of stdout has exited. Commands do not raise this.
         raise BrokenPipeError from ended
     return code if isinstance(code, int) else 0
 
@@ -232,7 +233,7 @@ def _report(
 
 
 def tolerate_any_locale() -> None:
-    """Prevent encoding errors from ending a command with a traceback, whatever the locale.
+    """Prevent encoding errors from ending a command with a traceback, for every locale.
 
     Also make UTF-8 the default encoding of files, in this process and in Python child processes.
     """

@@ -45,12 +45,12 @@ def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
 
 
 def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
-    """Create a command's option from the description in :mod:`hil.controller.pipeline.settings.options`.
+    """Create a command's option from its definition in :mod:`hil.controller.pipeline.settings.options`.
 
     Args:
         name: the field of :class:`RunSettings`, and the command's parameter name.
-        flag: a long name instead of the default.
-        more: click arguments that override those in the description.
+        flag: long name in place of the default.
+        more: click arguments that override the arguments of the definition.
     """
     spec, default = _SPECS[name], getattr(_DEFAULTS, name)
     settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
@@ -68,12 +68,12 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
 
 
 def run_options(*names: str) -> Callable[[F], F]:
-    """Combine run options. Help lists them in this order."""
+    """Combine run options into one decorator. Help lists the options in this order."""
     return options(*map(run_option, names))
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
-    """Raise UsageError for a repeated option that users may expect to repeat."""
+    """Return the value of an option. Raises UsageError if the option is repeated."""
     if len(values) > 1:
         message = f"{option.opts[0]} is specified {len(values)} times: {', '.join(values)}"
         raise UsageError(message, hint="specify one value per command")
@@ -81,7 +81,7 @@ def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> 
 
 
 def options(*several: Callable[[F], F]) -> Callable[[F], F]:
-    """Combine options to one decorator. Help lists them in this order."""
+    """Combine options into one decorator. Help lists the options in this order."""
 
     def add(command: F) -> F:
         for option in reversed(several):
@@ -129,9 +129,9 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
 
 
-# Options for the board's name and connection, as arguments for
-# hil.controller.devices.choosing.board_resolver.choose. The two variants are for commands with multiple targets, and
-# for boards that share the cases.
+# Options for the board's name and connection, which are arguments of
+# hil.controller.devices.choosing.board_resolver.choose. The other two variants are for commands with multiple targets,
+# and for boards that share the cases.
 board_options = _hardware(_board("board", "", default=""))
 target_options = _hardware(_board("board", "; repeatable: each is a target", multiple=True), repeats=True)
 boards_options = options(
@@ -150,7 +150,7 @@ wait_option = click.option(
 
 
 def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
-    """Set HIL_SANDBOX, so that simulators in child processes also use the option."""
+    """Set HIL_SANDBOX, so that the option also applies to simulators in child processes."""
     if wanted is not None:
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
@@ -237,7 +237,7 @@ profile_options = options(
     ),
     compile_profile_option,
 )
-# Options for all commands that compile a single model. The first ones determine the program.
+# Options for all commands that compile a single model. The first options determine the program.
 program_options = options(
     run_option("runtime", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."),
     run_options("function", "dims", "compile_flags"),
@@ -245,12 +245,12 @@ program_options = options(
 model_options = options(program_options, cache_options)
 
 _RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatable: each is a target."
-# The same for commands with multiple targets.
+# The same options for commands with multiple targets.
 target_program_options = options(
     run_option("runtime", multiple=True, default=(), help=_RUNTIMES_HELP.format("the board's")),
     run_options("function", "dims", "compile_flags"),
 )
-# For suites. The project file does not set it, because flows have a runtime.
+# The option --runtime of suites. The project file does not set it, because flows have a runtime.
 flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
 label_option = run_option("labels")
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory for runs (default: hil-runs).")
@@ -288,7 +288,7 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
 
 
 def run_settings(settings: dict[str, Any], **more: Any) -> Options:
-    """Return run options from the fields in a command's settings."""
+    """Return the run options in a command's settings."""
     from hil.controller.pipeline.settings.options import Options
 
     names = RunSettings.__dataclass_fields__.keys() & settings.keys()
@@ -327,7 +327,7 @@ def profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 def refuse_beside_resume(*others: str) -> None:
-    """Raise UsageError for options besides ``--resume`` and ``others``: a resumed run keeps the stored settings."""
+    """Raise UsageError for options other than ``--resume`` and ``others``: a resumed run uses the stored settings."""
     for name, option in given_options().items():
         if name not in others:
             raise UsageError(

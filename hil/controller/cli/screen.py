@@ -1,4 +1,4 @@
-"""Terminal output: progress of cases and suites, and their results."""
+"""Print the progress of cases and suites, and their results, on the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_json(document: Any) -> None:
 def answer(
     as_json: bool, document: Record | Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None
 ) -> int:
-    """Print the document as JSON, or call ``show`` and print the lines. Return the document's exit code."""
+    """Print the document as JSON, or print the lines that ``show`` returns. Return the document's exit code."""
     if as_json:
         print_json({"schema": 1, **(document if isinstance(document, Mapping) else document.to_json())})
     else:
@@ -49,7 +49,7 @@ def answer(
         for line in lines:
             click.echo(line)
     code = document.get("exit_code") if isinstance(document, Mapping) else getattr(document, "exit_code", 0)
-    return int(code or 0)  # unfinished runs have none
+    return int(code or 0)  # unfinished runs have no exit code
 
 
 def say(text: str) -> None:
@@ -80,7 +80,7 @@ def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> i
 
 
 class Bars:
-    """Progress bars on stderr, if that is a terminal. A context manager.
+    """Progress bars on stderr, if stderr is a terminal. Context manager.
 
     Args:
         quiet: never show bars, for ``--json``.
@@ -93,7 +93,7 @@ class Bars:
 
     @property
     def are_shown(self) -> bool:
-        """Whether bars are shown."""
+        """True if bars are shown."""
         return self._progress is not None
 
     def note(self, text: str, style: str = "yellow") -> None:
@@ -195,19 +195,19 @@ class SuiteScreen(Bars):
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """Set the number of cases, and the cases from an earlier part. A matrix calls this per target."""
+        """Set the number of cases, and of cases that an earlier part has run. A matrix calls this for each target."""
         self._counts = Counter(record.outcome for record in done)
         self.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:
-        """Count a finished case, and print it if it failed. Of cases with the same lost board, print only the first."""
+        """Count a finished case. Print it if it failed; if several cases lost the same board, print only the first."""
         self._counts[record.outcome] += 1
         self.update(self._task, advance=1, description=self._counts_text())
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
         if record.outcome in BOARD_OUTCOMES:
-            # A lost board ends all the following cases.
+            # A lost board ends all following cases with the same message.
             if message in self._lost:
                 return
             self._lost.add(message)

@@ -27,7 +27,7 @@ def board() -> None:
 @board.command("list", epilog="Example: hil board list --json")
 @json_option
 def list_boards(as_json: bool) -> None:
-    """List the boards with a config, and whether each is trusted (hil board trust)."""
+    """List the boards with a config, and if the config is trusted (hil board trust)."""
     from hil.controller.records.commands.boards import BoardList, ListedBoard
     from hil.core.boards import known_boards, read_board
 
@@ -101,7 +101,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
-    """Measure round trips to a board's agent, and the clock error; without an agent, commands over SSH."""
+    """Measure round trips to a board's agent, and the clock error. Without an agent, measure commands over SSH."""
     from hil.controller.devices.choosing.board_resolver import capabilities_of
     from hil.controller.records.commands.boards import ClockError, PingReport, RoundTripTimes
     from hil.core import clock

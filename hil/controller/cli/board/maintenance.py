@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def logs(as_json: bool, lines: int, **settings: Any) -> None:
     """Print the logs of a board's agent, running or not.
 
-    Over SSH, prints the agent's log file; for an agent with an address, the stderr of its programs.
+    Over SSH, prints the agent's log file. For an agent with an address, prints the stderr of its programs.
     """
     from hil.controller.devices.deploy.probe import logs as agents_log
     from hil.controller.records.commands.boards import BoardLogs
@@ -51,7 +51,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 @board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
-    """Open a shell on a board, or run a COMMAND, with the host key verified. hil exits with that exit code."""
+    """Open a shell on a board, or run a COMMAND. hil verifies the host key, and exits with the same exit code."""
     with shell_at(chosen_place(settings)) as there:
         return there.interactive(argv)
 
@@ -105,8 +105,8 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
 def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int:
     """Recover a stuck board with the steps in its config's [recover].
 
-    hil runs a tiny model first, and after each step. It stops at the first step that helps. Without [recover], the
-    steps are the reset and the power cycle of [power]. Exit code: 0 if the board works, 4 if it does not.
+    hil runs a tiny model at the start and after each step, and stops when the model works. Without [recover], the steps
+    are the reset and the power cycle of [power]. Exit code: 0 if the board works, 4 if it does not.
     """
     from hil.controller.devices.recovery import recover_board
     from hil.controller.records.commands.boards import RecoveryReport
@@ -141,7 +141,7 @@ def _after(choice: BoardChoice, before: str) -> None:
 
 
 def _boot_id(choice: BoardChoice) -> str:
-    """Return a board's boot ID by the cheapest connection; "" if the board does not report it."""
+    """Return a board's boot ID over the fastest connection; "" if the board does not report it."""
     if is_over_ssh(choice):
         with shell_at(choice) as there:
             return there.run(["cat", "/proc/sys/kernel/random/boot_id"], check=False).text
@@ -226,8 +226,9 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
 def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any) -> None:
     """Reset a board's fence if its file is damaged or the counter has reached its maximum.
 
-    Stops the agent; the next use of the board starts it. Until a session uses a higher fence, the board accepts
-    sessions with older fences, so make sure that none are active. A farm continues with its own counter.
+    Stops the agent; the next use of the board starts it. After the reset, the board accepts sessions with old fences
+    until a session uses a higher fence. Make sure that no such session is active. A farm continues with its own
+    counter.
     """
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
     from hil.controller.records.commands.boards import FenceReset

@@ -1,4 +1,4 @@
-"""Helpers of the `hil board` commands: the board's address as an argument, and connections to the board."""
+"""Helpers for the `hil board` commands: the board's address as an argument, and connections to the board."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chosen_place(settings: dict[str, Any]) -> BoardChoice:
 
 
 def is_over_ssh(choice: BoardChoice) -> bool:
-    """Return whether a board is reached over SSH."""
+    """Return True if hil reaches a board over SSH."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
     return is_ssh_address(choice.target)

@@ -25,8 +25,8 @@ _PROJECT = "hil.toml"
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.
 
-    DIR contains configs, board_configs, flows.toml or hil.toml. The flags and Python functions in these files are
-    trusted, too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
+    DIR contains configs, board_configs, flows.toml or hil.toml. The flags and Python functions in these files are then
+    trusted too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
     labels and simulator. Modified files require trust again. hil's configs, configs in the user's config directory, and
     configs specified as files need no trust.
     """
@@ -76,7 +76,7 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
 
 
 def _look(path: Path) -> tuple[str, list[str]]:
-    """Return the trust digest of a board config, flows file or project file, and the settings that need trust."""
+    """Return the digest of a board config, flows file or project file for trust, and the settings that need trust."""
     from hil.core.boards import read_board
     from hil.core.digest import digest_of
 
@@ -89,7 +89,7 @@ def _look(path: Path) -> tuple[str, list[str]]:
         from hil.controller.pipeline.settings.project import read_project
 
         project = read_project(path)
-        # The project has a digest only if it has settings that need trust.
+        # project.digest is valid only if the file has settings that need trust.
         return project.digest if project.asks else digest_of(read_file(path)), list(project.asks)
     board = read_board(path)
     return board.digest, list(board.config.asks)

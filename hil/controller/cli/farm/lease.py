@@ -71,8 +71,8 @@ def lease(
     """Lease a board exclusively, and run CMD with HIL_BOARD set, so that all hil commands in CMD use the board.
 
     Without CMD, prints the path of a board config for --board, and holds the lease until Ctrl-C. Exits with the exit
-    code of CMD, or with 4 if the lease ends first, which terminates CMD. With CMD, stdout contains only CMD's output,
-    even with --json.
+    code of CMD. If the lease ends first, hil terminates CMD and exits with 4. With CMD, stdout contains only CMD's
+    output, even with --json.
     """
     from hil.controller.farm.client.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address
@@ -99,7 +99,7 @@ def lease(
                 board=held.card.name, job=held.grant.job, lease=held.grant.lease, config=str(config), for_s=for_s
             )
             answer(as_json, document, str(config))
-            # Readers in a pipe need the text while the lease is active.
+            # Flush, because readers in a pipe need the text while the lease is active.
             sys.stdout.flush()
             if not as_json:
                 say("board leased until Ctrl-C: use this file as --board or HIL_BOARD")
@@ -112,7 +112,8 @@ def lease(
 def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
     """Run a command with the board. Return the exit code. Raises FarmError if the lease ends first."""
     asked = threading.Event()
-    # An exception during the start would leave the process running. The caller restores the previous handler.
+    # Set a handler without exceptions: an exception during the start would leave the process running. The caller
+    # restores the previous handler.
     signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
     process = subprocess.Popen(command, env={**os.environ, "HIL_BOARD": str(config)})
     try:
@@ -124,7 +125,7 @@ def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
                 raise _lost(holding)
         return code if code >= 0 else 128 - code
     except KeyboardInterrupt:
-        # The command received Ctrl-C as well, and may need time to store results.
+        # The command has also received Ctrl-C, and may need time to store results.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
         raise

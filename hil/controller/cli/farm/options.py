@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WANTED = 'Board requirements: "chip=a53, mem>=1GiB"'
 select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
-# The same option for commands with multiple targets.
+# The option --select for commands with multiple targets.
 selects_option = click.option(
     "--select", "selector", multiple=True, metavar="SELECTOR", help=f"{_WANTED}; repeatable: each is a target."
 )

@@ -117,7 +117,7 @@ def _show_targets(farm: FarmClient, names: Mapping[str, str], *, out: Path | Non
 
 
 def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] | None, *, logs: bool = True) -> None:
-    """Show the states of jobs until all have ended, by a bar or by ``tell``.
+    """Show the states of jobs until all have ended, with a bar or with ``tell``.
 
     Without ``logs``, show only notable changes.
     """
@@ -158,14 +158,14 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
 
 
 def _is_news(job: pb.JobStatus, bar: bool) -> bool:
-    """Return whether to show a job's change among many jobs."""
+    """Return True if a job's change is worth showing among many jobs."""
     if job.state in ENDED:
         return not bar or job.exit_code != 0
     return bool(job.attempts and job.reason)
 
 
 def _moved(job: pb.JobStatus) -> str:
-    """Return a line with a job's state."""
+    """Return a line about a job's new state."""
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
         return f"{job.name}  runs on {job.board}{again}"
@@ -185,7 +185,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
     from hil.controller.farm.client.results import fetch_run, fetch_suite, outcomes
 
     def show() -> None:
-        with reading_answer():  # records of runs are shown without further checks
+        with reading_answer():  # invalid records from the gateway become an error
             _print(ended, document, out)
 
     ended = outcomes(farm, name)

@@ -53,11 +53,11 @@ _MOST = 100_000
 # Default job count to show, and jobs per request.
 _JOBS_SHOWN, _PAGE = 20, 5_000
 _JOBS_LEAST = 20
-# Maximum delay for an event, counted in later events.
+# Maximum number of later events that may be stored before a delayed event.
 _BEHIND = 500
-# Event counts to request, tried in order until one suffices.
+# Numbers of events to request, in this order, until one suffices.
 _EVENTS = (200, 5_000, 100_000)
-# Lines besides table rows: summary, headers, separator, cursor.
+# Number of lines that are not table rows: summary, headers, separator, cursor.
 _OTHER_LINES = 8
 _LINES_LEAST = 4
 limit_option = click.option(
@@ -189,7 +189,7 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
 def top(as_json: bool) -> None:
     """Show board usage and waiting jobs by user, and how long jobs wait.
 
-    Fair sharing uses each user's board time, in which older use counts less.
+    Fair sharing uses the board time of users. Older use counts less.
     """
     with connected() as farm:
         stats: FarmStats = farm.ask("stats")
@@ -296,7 +296,7 @@ def _interest(board: FarmBoard) -> tuple[bool, bool, str]:
 
 
 def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
-    """Print each event once. Events that were stored late are printed after newer events."""
+    """Print new events, each only once. Events that were stored late are printed after newer events."""
     known = {event.id for event in farm.ask("events", limit=_BEHIND)}
     lowest = min(known, default=0)
     while True:

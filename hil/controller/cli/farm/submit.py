@@ -74,7 +74,7 @@ _suite_options = options(
     click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases."),
 )
 _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "project")
-# Options for only some job kinds; the other kinds reject them.
+# Options of only some kinds of jobs. Other kinds reject these options.
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 # Options of both models and suites, but not of bundles.
@@ -130,7 +130,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     if settings["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
     if kind is Kind.SUITE and "runtime" not in given_options():
-        settings["runtime"] = ()  # the project file's runtime does not replace that of the flow
+        settings["runtime"] = ()  # the project file's runtime does not replace the flow's runtime
     targets = split_targets(settings, *(["flow"] if kind is Kind.SUITE else []), "runtime", "selector", "board")
     settings |= {name: "".join(settings[name]) for name in ("flow", "runtime")}
     logs = kind is not Kind.SUITE

@@ -1,6 +1,6 @@
-"""Tables of farm data for the terminal.
+"""Format tables of farm data for the terminal.
 
-Tables are truncated to the terminal's width, but complete if stdout is not a terminal.
+Tables are truncated to the terminal's width. If stdout is not a terminal, tables are complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 R = TypeVar("R")
-# A text with a style, or a text.
+# A text, with or without a style.
 Part = tuple[str, str] | str
 _STYLES = {
     BoardState.ONLINE.value: "green",
@@ -57,7 +57,7 @@ class Column(Generic[R]):
     style: str = ""
     least: int = 0  # minimum terminal width for this column, in characters
     number: bool = False  # right-aligned and never truncated
-    firm: bool = False  # whether other columns are truncated first
+    firm: bool = False  # True to truncate other columns first
 
     def of(self, row: R) -> Text:
         """Return a row's cell, with a style for the whole cell."""
@@ -170,7 +170,7 @@ def utc_now() -> datetime:
 
 
 def _span(begun: str | None, *ends: str | None) -> str:
-    """Return the duration until the first given end, or until now; "" if not begun."""
+    """Return the time from ``begun`` to the first end that is given, or to now; "" if not begun."""
     if not begun:
         return ""
     end = next(filter(None, ends), None)
@@ -231,7 +231,7 @@ JOBS: tuple[Column[FarmJob], ...] = (
     Column("RAN", lambda job: _span(job.started_at, job.finished_at), number=True, least=60),
     Column("RESULT", _result),
 )
-# Rows are a number and an attempt.
+# A row consists of a number and an attempt.
 ATTEMPTS: tuple[Column[tuple[int, FarmAttempt]], ...] = (
     Column("ATTEMPT", lambda row: str(row[0]), number=True),
     Column("BOARD", lambda row: row[1].board, "bold"),

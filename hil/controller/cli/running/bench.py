@@ -34,7 +34,7 @@ from hil.errors import UsageError
 
 @command(
     epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
-    # IREE's flags may follow --flagfile.
+    # flags of IREE's tools may follow --flagfile
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]")
@@ -129,7 +129,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
 
 
 def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
-    """Separate the models from the flags of IREE's tools, which require a flag file."""
+    """Separate the models from the flags of IREE's tools. Such flags require a flag file."""
     flags = [one for one in arguments if one.startswith("-")]
     if flags and not has_flagfile:
         context = click.get_current_context()

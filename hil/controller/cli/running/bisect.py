@@ -61,9 +61,9 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     """Find the first layer of an ONNX MODEL with outputs out of tolerance on a board.
 
     Each layer runs alone on the reference's values (isolated). The whole model also runs with all intermediate values
-    as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too: if
-    only this run fails, the cause is fusion. Layers that generate random numbers are compiled and run, but not judged,
-    and neither are dependent layers in the whole model.
+    as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too. If
+    only the unchanged model fails, the cause is fusion. Layers that generate random numbers are compiled and run, but
+    not judged. In the whole model, layers that depend on them are not judged either.
 
     With --generate, the prompts run first. The layers then receive the inputs of the first wrong call.
     """
@@ -113,7 +113,7 @@ def board_values(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeat_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
-    """Return the options of `hil run` with the same effect: board, compilation, tolerances, faults."""
+    """Return the equivalent options of `hil run`: board, compilation, tolerances, faults."""
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     found = [text for name, value in named.items() if value not in ("", None) for text in (name, str(value))]
     found += ["--no-fallback"] * options.no_fallback

@@ -88,8 +88,8 @@ def bundle() -> None:
 def create(model: Path, output: Path | None, signing_key: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and bundle it with test cases.
 
-    Checks each case against the model's signature. A CPU reference computes missing outputs, and the bundle records
-    the name of the reference. Without --case, --input, --generate or --cases, creates one random case.
+    Checks that the cases match the model's signature. A CPU reference computes missing outputs; the bundle contains the
+    name of the reference. Without --case, --input, --generate or --cases, creates one random case.
     """
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.storage.run_context import open_context

@@ -73,7 +73,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         say(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     named = {artifact.main: target.name}
-    if artifact.runtime == XLA_AOT:  # programs in the same directory have separate variables
+    if artifact.runtime == XLA_AOT:  # name the variables after the program: other programs may be in the same directory
         named |= dict.fromkeys((VALUES, values_name(artifact.main)), values_name(target.name))
     with storing(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _RUN_OPTIONS = ("function", "compile_flags", "recompute", "rtol", "atol")
 _COUNTS = {"iterations": 10, "warmup": 2}
-# Parameters that require --dispatches, and those that exclude it.
+# Parameters that require --dispatches, and parameters that exclude it.
 _OWN = (
     *("keys", "out", "board", "hw_type", "identity", "known_hosts", "accept_new_host_key"),
     *(*_RUN_OPTIONS, *_COUNTS, "timeout", "no_fallback", "wait_s", "faults"),
@@ -51,10 +51,10 @@ dispatch_options = options(
 
 
 def split_dispatch_settings(settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove the options for dispatches from a command's settings, and return them; None without --dispatches.
+    """Remove the options for dispatches from a command's settings. Return them, or None without --dispatches.
 
     Raises:
-        UsageError: an option belongs to the other form of the command.
+        UsageError: an option needs --dispatches, or --dispatches excludes it.
     """
     wanted, given = settings.pop("dispatches"), given_options()
     own = {name: settings.pop(name) for name in _OWN}

@@ -92,13 +92,13 @@ def gate(
 ) -> int:
     """Judge the measurements of a commit in the history, and run suspects again.
 
-    If the history shows a change, hil runs the baseline's program and the new one in turns on the same board, until the
-    answer is clear or the board time is spent. Exit code: 0 without failures, 1 for verdicts of --fail-on, 4 if a board
-    failed.
+    If the history shows a change, hil runs the baseline's program and the new program alternately on the same board,
+    until the result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of --fail-on,
+    4 if a board failed.
 
-    With --bisect, hil also finds the first bad commit of each broken or slower program. It checks out commits in a
-    temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits
-    that do not build or import, and runs that a board spoiled.
+    With --bisect, hil also finds the first bad commit of each broken or slower program. hil checks out commits in a
+    temporary git worktree, and builds them with the shell command; HIL_COMMIT contains the commit. hil skips commits
+    that do not build or import, and ignores runs with board errors.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.pipeline.settings.project import find_history

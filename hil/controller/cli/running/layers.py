@@ -53,8 +53,8 @@ def layers(
 ) -> int:
     """List the layers of an ONNX MODEL, or cut out one part, and save them as separate models.
 
-    The saved values are computed by a CPU reference in the whole model. --node-data exports each layer's result in a
-    bisection or suite for Model Explorer, which colors the model's graph by it.
+    A CPU reference computes the saved values in the whole model. --node-data exports the layers' results of a bisection
+    or suite for Model Explorer, which colors the model's graph.
 
     --dispatches runs each dispatch of the model's IREE program alone on a board, and compares it with numpy.
     """

@@ -78,7 +78,7 @@ def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tup
     if (folder / _SUITE).is_file():
         records = [one.to_json() for one in SuiteRun.open(folder).records()]
         names = {record["model"] for record in records}
-        # A suite with one model may use a different name than the file's.
+        # In a suite with one model, the model's name may differ from the file's name.
         return suite_layers([one for one in records if one["model"] == model or len(names) == 1], nodes)
     if not (folder / _BISECT).is_file():
         raise UsageError(f"no bisection or suite run in {folder}", hint="create a bisection with hil bisect --out DIR")

@@ -84,9 +84,9 @@ def reduce(
 ) -> int:
     """Reduce a failing MODEL, or a failed case of a stored RUN, to the smallest model with the same failure.
 
-    Every smaller model runs on the board, and replaces the smallest so far if it fails in the same way: outcome, stage,
-    and kind of difference or error message. The result is a directory with the model, its inputs, both answers, a bug
-    report in Markdown, and a bundle. The exit code is that of the failure.
+    hil runs smaller and smaller models on the board, as long as they fail in the same way: with the same outcome,
+    stage, and kind of difference or error message. The result is a directory with the model, its inputs, both outputs,
+    a bug report in Markdown, and a bundle. The exit code is the exit code of the failure.
 
     With --slow, the model does not fail but is slow, and hil finds the part that takes most of the time.
     """

@@ -1,4 +1,4 @@
-"""`hil study`: take training steps through multiple compilers."""
+"""`hil study`: compile training steps with multiple compilers, and compare them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def study() -> None:
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Run the experiments of a STUDY with compilers on a board, and compare every training step.
 
-    Each experiment and compiler has a row with the failed stage and its message, or the differences of the values.
+    The result has a row for each experiment and compiler, with the failed stage and its message, or with the
+    differences of the values.
     """
     from hil.controller.storage.screen.console import table_console
     from hil.controller.workloads.study.record import Asked, read_study, summary

@@ -226,8 +226,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
 def expect(folder: Path, update: bool, path: Path | None) -> None:
     """Update the list of expected failures from a RUN.
 
-    Keeps reasons and issues of entries. Removes cases that now pass. Does not change cases, flows and boards that are
-    not in the RUN.
+    Keeps reasons and issues of entries. Removes cases that now pass. Does not change entries for other cases, flows and
+    boards.
     """
     from hil.controller.workloads.suites.job import expect_from
 
@@ -241,7 +241,7 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a CI job's summary.")
 @json_option
 def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
-    """Compare RUN1 with RUN2: broken and fixed cases, and sizes of changes.
+    """Compare RUN1 with RUN2: broken and fixed cases, and changed numbers.
 
     Exits with 1 if a case broke, or a new case fails.
     """
@@ -263,8 +263,8 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json: bool) -> int:
     """Compare stored RUNs in a table: a row per case, a column per run, with differing rows marked.
 
-    A RUN is created by `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out; a matrix adds all its
-    targets. Exits with the most severe exit code of the runs.
+    A RUN is a result of `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out. A matrix counts as a RUN
+    for each of its targets. Exits with the most severe exit code of the runs.
     """
     from hil.controller.workloads.matrix.files import matrix_markdown, write_matrix
     from hil.controller.workloads.matrix.report import matrix_of

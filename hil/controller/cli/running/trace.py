@@ -84,8 +84,8 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
 def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any) -> int:
     """Compare the calls of A with those of B, the reference. Traces may be from any backend, board and machine.
 
-    Each is a trace directory, the ID of a `hil trace run`, or a directory of traces; traces at equal relative paths are
-    compared.
+    A and B are trace directories, IDs of `hil trace run`, or directories of traces. In directories of traces, traces
+    with the same relative path are compared.
     """
     from hil.compare.tolerance import check_tolerance
     from hil.controller.pipeline.verdicts.accepting import load_rules

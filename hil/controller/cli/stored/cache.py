@@ -51,7 +51,7 @@ def ls(every: bool, as_json: bool) -> None:
 
 
 def _what(meta: Mapping[str, Any]) -> str:
-    """Describe an entry: the model, then other short notes."""
+    """Describe an entry: the model, then other short values."""
     notes = [value for name, value in meta.items() if name != "model" and isinstance(value, str) and value]
     return "  ".join([*([str(meta["model"])] if meta.get("model") else []), ", ".join(notes)]).strip()
 

@@ -30,7 +30,7 @@ source_options = options(
     click.option("--commit", default="", metavar="ID", help="Commit of the results (default: the run's)."),
     click.option("--branch", default="", metavar="NAME", help="Branch of the results (default: the run's)."),
 )
-# Formats of hil.controller.workloads.history.foreign, which is imported on use.
+# Formats of hil.controller.workloads.history.foreign, copied here because the module is imported on use.
 _FORMATS = ("google-benchmark", "benchmark-model", "trtexec", "polygraphy")
 
 
@@ -211,7 +211,7 @@ def annotate(target: str, text: str, place: Path | None, as_json: bool) -> int:
 def accept(target: str, place: Path | None, as_json: bool) -> int:
     """Accept the results of a commit or a run as the new normal.
 
-    `hil gate` then compares later programs with the accepted ones.
+    `hil gate` then compares later programs with the accepted programs.
     """
     from hil.controller.records.history import AcceptedEntries
 

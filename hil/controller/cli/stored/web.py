@@ -55,8 +55,8 @@ def web(
 ) -> None:
     """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, tensors, graphs, traces.
 
-    Sends no data anywhere, and pages load nothing from other servers. --farm adds boards and the queue: users with the
-    printed address have all permissions of the farm token.
+    Sends no data to other servers, and pages load nothing from other servers. --farm adds boards and the queue. Users
+    with the printed address then have all permissions of the farm token.
     """
     if context.invoked_subcommand:
         return
@@ -79,7 +79,7 @@ def web(
             hint="create a token: python -c 'import secrets; print(secrets.token_urlsafe())' > token; without --token, "
             "pages on loopback are read-only",
         )
-    token = (token or "").strip()  # HTTP strips spaces around header values
+    token = (token or "").strip()  # strip spaces, because HTTP strips spaces around header values
     if not (token or farm or is_loopback(host)):
         raise UsageError(
             f"--host {host} requires a token: other machines can reach it", hint="use --token or HIL_WEB_TOKEN"
@@ -100,7 +100,7 @@ def web(
     where = own_address if farm == "local" else lambda: farm_address(farm)
     name = str(farm_home()) if farm == "local" else farm
     if farm and farm != "local":
-        where()  # report missing connection settings now
+        where()  # report missing connection settings immediately
     access = AccessRules(host, token or made)
     serve(roots, access, port, listening=listening, farm=where if farm else None, farm_name=name, published=store)
 
