@@ -1,4 +1,4 @@
-"""Development tools for hil: virtual boards, and checks of hil against other tools.
+"""Development tools for hil: virtual boards, and comparisons of hil with other tools.
 
 This package is not part of wheels. The scripts add the repository's root to PYTHONPATH.
 """

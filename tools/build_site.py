@@ -2,8 +2,8 @@
 
     python -m tools.build_site [--serve] [DIR]
 
-Writes DIR/site (build/site). Warnings, such as a link to a missing page or heading, are errors. Zensical checks links
-between pages, this module links to other files.
+Writes DIR/site (build/site). Warnings, such as a link to a missing page or heading, are errors. Zensical checks the
+links between pages. This module checks the links to other files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def copy_pages(target: Path) -> list[Path]:
-    """Copy the pages, images and linked files with their paths in the repository. Return the paths of the pages.
+    """Copy pages, images and linked files to the same paths below ``target``. Return the paths of the pages.
 
     Raises:
         SystemExit: a page links to a missing file.
@@ -60,7 +60,7 @@ def write_reference(target: Path) -> dict[str, str]:
 
 
 def make_navigation(readme: str, reference: dict[str, str], pages: list[Path]) -> list[dict[str, Any]]:
-    """Return the site's navigation: the guides in the order of the README, then the reference and other pages.
+    """Return the site's navigation: the guides in the README's order, then the reference, then other pages.
 
     Raises:
         SystemExit: a page under docs/ has no link in the README's list of guides.

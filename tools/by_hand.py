@@ -1,4 +1,4 @@
-"""Run ONNX node tests directly with the vendors' tools, without hil's pipeline.
+"""Run ONNX node tests with the vendors' tools, without hil's pipeline.
 
 Tests run in separate processes. A result has ``end`` ("ran", or the failed step: "import", "compile", "load", "run"),
 ``crashed``, ``message``, and ``outputs``, a list of [dtype, shape or None, bytes' digest].
@@ -36,7 +36,7 @@ _MLIR = {
 
 @dataclass(frozen=True)
 class Test:
-    """A node test of the onnx package: a model and a data set."""
+    """Node test of the onnx package: a model and a data set."""
 
     id: str
     model: Any
@@ -45,7 +45,7 @@ class Test:
 
 
 def node_tests() -> dict[str, Test]:
-    """Read all data sets for all node tests from the installed onnx. Use the case names in hil's suite."""
+    """Read all node tests and data sets of the installed onnx: case name in hil's suite -> test."""
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests
 
@@ -90,7 +90,7 @@ def onnxruntime(folder: str) -> dict[str, Any]:
             spec is None or spec.dtype in (*NUMPY_DTYPES, "string") for spec in specs
         ):
             return _ran([np.asarray(value) for value in session.run(None, inputs)])
-        # numpy lacks some dtypes, so pass the tensors as OrtValues.
+        # Pass the tensors as OrtValues, because numpy lacks some dtypes.
         values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in inputs.items()})
         return _ran([from_ort(value, spec.dtype) for value, spec in zip(values, specs, strict=True) if spec])
     except Exception as error:
@@ -102,17 +102,17 @@ def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Se
 
     Args:
         folder: contains ``model.onnx`` and the tensors in ``inputs``.
-        flags: for iree-compile.
-        device: for iree-run-module.
-        opset: for ``iree-import-onnx --opset-version``; 0 omits the option.
-        outputs: the outputs' dtypes, in order.
+        flags: flags of iree-compile.
+        device: device of iree-run-module.
+        opset: value of ``iree-import-onnx --opset-version``; 0 omits the option.
+        outputs: dtypes of the outputs, in order.
     """
     from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
 
     program = Path(folder) / f"plain{opset}.mlir"
     arguments = [str(Path(folder) / MODEL), "-o", str(program), *(["--opset-version", str(opset)] if opset else [])]
     try:
-        # Call the command's main function directly to save Python's startup time.
+        # Call the command's main function, which saves Python's start-up time.
         with contextlib.redirect_stdout(io.StringIO()):
             main(parse_arguments(arguments))
     except (Exception, SystemExit) as error:
@@ -121,10 +121,10 @@ def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Se
 
 
 def iree_repeated(folder: str, device: str) -> dict[str, Any]:
-    """Call the program of :func:`iree` repeatedly by IREE's Python API. Use and free memory between calls.
+    """Call the program of :func:`iree` repeatedly with IREE's Python API, and use memory between the calls.
 
     Returns:
-        ``answers``: the number of different results. It exceeds 1 if a program reads beyond its tensors.
+        ``answers``: the number of different results. It exceeds 1 if the program reads memory outside of its tensors.
     """
     import iree.runtime as rt
 
@@ -160,7 +160,7 @@ def _compile_and_run(
     module = program.with_suffix(".vmfb")
     done = run_command([tool("iree-compile"), program, "-o", module, *flags])
     if done["code"]:
-        # Exit code 1 is an error; other codes and signals are crashes.
+        # Exit code 1 is an error. Other codes and signals are crashes.
         return {**_end("compile", done["said"]), "crashed": done["code"] != 1}
     files = [folder / f"{program.stem}-{n}.{'npy' if one in NUMPY_DTYPES else 'bin'}" for n, one in enumerate(outputs)]
     command = [tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
@@ -196,7 +196,7 @@ def _arguments(folder: Path) -> list[str]:
 
 
 def _read(file: Path, dtype: str) -> list[Any]:
-    """Return [dtype, shape or None, digest] of an output. A .bin file lacks the shape."""
+    """Return [dtype, shape, digest] of an output file. The shape is None for a .bin file."""
     if file.suffix == ".npy":
         array = load_npy(file)
         signless = array.dtype.kind in "iu" and dtype_of(dtype).kind in "iu"

@@ -25,7 +25,7 @@ _SCISSORS = re.compile(r"^# -+ >8 -+\n.*", re.M | re.S)
 
 
 def find_errors(message: str) -> list[str]:
-    """Return the broken rules of a message without comments."""
+    """Return a text for each rule that a message breaks. The message must not contain comments."""
     subject, _, rest = message.strip("\n").partition("\n")
     if _GENERATED.match(subject):
         return []
@@ -45,7 +45,7 @@ def find_errors(message: str) -> list[str]:
 
 
 def read_message(file: Path) -> str:
-    """Return the message in git's file, without comments."""
+    """Return the commit message in git's file, without comments."""
     lines = _SCISSORS.sub("", file.read_text(encoding="utf-8")).splitlines()
     return "\n".join(line for line in lines if not line.startswith("#"))
 
@@ -66,7 +66,7 @@ def read_range(revisions: str) -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    """Check the messages. Return 1 if one breaks a rule."""
+    """Check the messages. Return 1 if any message breaks a rule."""
     parser = argparse.ArgumentParser(description="Check commit messages.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("file", nargs="?", type=Path, metavar="FILE", help="file with a message")

@@ -1,7 +1,8 @@
 """Compare hil with ExecuTorch's backend tester on the tester's cases (`scripts/check-executorch`).
 
-The tester compares within atol 0.1 and rtol 0.04, does not run undelegated programs, and skips tests that portable
-kernels lack. hil runs all of these with stricter tolerances. So hil's outcome may be worse, but never better.
+The tester compares with atol 0.1 and rtol 0.04, does not run undelegated programs, and skips tests with operators that
+the portable kernels lack. hil runs all these tests with stricter tolerances. So hil's outcome may be worse than the
+tester's result, but never better.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tools import stock_executorch
 TIMEOUT_S = 900.0
 _SHOWN = 100
 CRASHED = "CRASHED"
-# Tester result -> matching hil outcomes.
+# Result of the tester -> matching outcomes of hil.
 OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "SUCCESS": ("PASS",),
     "SUCCESS_UNDELEGATED": ("PASS",),
@@ -41,13 +42,13 @@ OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "QUANTIZE_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "IMPORT_ERROR"),
     "LOWER_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH"),
     "PTE_LOAD_FAIL": ("LOAD_ERROR",),
-    # The tester loads and runs in a single step.
+    # The tester has one step for loading and running.
     "PTE_RUN_FAIL": ("LOAD_ERROR", "RUN_ERROR", "RUN_CRASH"),
     "OUTPUT_MISMATCH_FAIL": ("FAIL",),
     "UNKNOWN_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "LOAD_ERROR", "RUN_ERROR"),
     CRASHED: ("COMPILE_CRASH", "RUN_CRASH"),
 }
-# Results for programs that the tester does not run, and outcomes for programs that hil could not lower.
+# Results of the tester for programs that it does not run, and outcomes of hil for programs that hil could not lower.
 _LEFT_ALONE = ("SKIPPED", "SUCCESS_UNDELEGATED")
 _NOT_LOWERED = ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH")
 SAME = "the same"
@@ -68,7 +69,7 @@ class Finding:
 
 
 def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
-    """Compare hil's outcome and delegation with the tester's."""
+    """Compare outcome and delegation of hil and the tester."""
     result, ended = stock["result"], record.ended
     told = f"{ended}: {record.message}" if record.message else ended
     words = f"{result}: {stock['message'][:300]}" if stock["message"] else result
@@ -92,7 +93,7 @@ Shares = tuple[dict[str, int], dict[str, int]]
 
 
 def _shares(record: CaseRecord) -> Shares | None:
-    """Return the delegated and undelegated operators, under names that both tools share."""
+    """Return the delegated and undelegated operators, with names that both tools use."""
     shared = Delegation.of(record)
     return None if shared is None else (_plain(shared.delegated), _plain(shared.undelegated))
 
@@ -127,7 +128,7 @@ def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> M
 
 
 def stock_name(flow: str) -> str:
-    """Return the tester's name of hil's flow: ``xnnpack_static_int8_per_channel``, ``portable``."""
+    """Return the tester's name for a flow of hil: ``xnnpack_static_int8_per_channel``, ``portable``."""
     return flow.removeprefix("executorch-").replace("-", "_")
 
 

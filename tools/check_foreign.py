@@ -1,18 +1,17 @@
 """Compare hil with iree-run-module on programs that hil did not compile (`scripts/check-foreign`).
 
-An ONNX node test is compiled by iree-import-onnx and iree-compile. The program is called from flag files of three
-forms:
+iree-import-onnx and iree-compile compile an ONNX node test. Both tools run the program from flag files of three forms:
 
 - ``npy``: tensors in .npy files, if numpy has their dtypes.
 - ``typed``: ``2x3xf32=@x.bin`` and ``2x3xf32=1 2 ...``.
-- ``wrong``: as ``typed``, with a changed last element in the first output.
+- ``wrong``: like ``typed``, but the last element of the first expected output is changed.
 
-Results are equal if hil reports PASS for the tool's [SUCCESS], FAIL for [FAILED], and an error for other output. If the
-tool crashes (it does when it prints a differing 8-bit NaN), there is no comparison.
+Results are equal if hil reports PASS when the tool prints [SUCCESS], FAIL for [FAILED], and an error otherwise. If the
+tool crashes, the results are not compared. For example, the tool crashes when it prints an 8-bit NaN that differs.
 
-A known difference: the tool reports equal integers as different if the expected ones are signed and the program's are
-signless. hil does so too, except for an output that equals an input. Such an output may be the input itself, which the
-tool accepts.
+There is a known difference. The tool reports equal integers as different if the expected integers are signed and the
+program's integers are signless. hil does the same, except for an output that is equal to an input: the output may be
+the input itself, which the tool accepts.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from hil.formats.iree_command import give, tool_type
 from tools.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
 from tools.check_operators import BOARD
 
-_HERE = "tools.check_foreign"  # needed because this module is also run as __main__
+_HERE = "tools.check_foreign"  # module name of the functions below, because this module also runs as __main__
 FORMS = ("npy", "typed", "wrong")
 SUCCESS, FAILED, REFUSED, DIED = "SUCCESS", "FAILED", "refused", "died"
 _WORDS = {"PASS": SUCCESS, "FAIL": FAILED}
-# Maximum elements that the typed form writes as text.
+# Maximum number of elements that the form ``typed`` writes as text.
 _AS_TEXT = 12
 _SHOWN = 100
 
@@ -61,19 +60,19 @@ class Finding:
     """Results of both tools for a flag file."""
 
     id: str  # test name and form
-    tool: str  # SUCCESS, FAILED, refused or died
-    hil: str  # the same words, or a different hil outcome
+    tool: str  # result of the tool: SUCCESS, FAILED, refused or died
+    hil: str  # result of hil in the same words, or another outcome of hil
     reason: str  # hil's reason
-    like_input: bool = False  # whether an expected integer output equals an input
+    like_input: bool = False  # True if an expected integer output is equal to an input
 
     @property
     def equal(self) -> bool:
-        """Whether the results are equal, or the tool crashed."""
+        """True if the results are equal, or the tool crashed."""
         return self.tool in (self.hil, DIED)
 
     @property
     def known(self) -> bool:
-        """Whether this is the known difference."""
+        """True if this is the known difference."""
         return self.like_input and self.id.endswith(" npy") and (self.tool, self.hil) == (FAILED, SUCCESS)
 
 
@@ -86,7 +85,7 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
         device: for iree-run-module.
 
     Returns:
-        The tool's result per form; empty if the model cannot be compiled.
+        Form -> result of the tool; empty if the model cannot be compiled.
     """
     from iree.compiler.tools.import_onnx.__main__ import main, parse_arguments
 
@@ -122,7 +121,7 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
 
 
 def _tensor(array: Array, folder: Path, stem: str, form: str) -> str:
-    """Return a tensor as the value of a flag."""
+    """Return a tensor as the value of a flag, and write its file if necessary."""
     array, name = np.array(array, order="C"), dtype_name(array.dtype)  # the tool requires C order
     # The tool does not support bool and complex values as text or raw elements.
     if array.dtype.kind in "bc" or (form == "npy" and name in NUMPY_DTYPES):
@@ -140,7 +139,7 @@ def _wrong(outputs: Sequence[Array]) -> list[Array]:
         return list(outputs)
     changed = first.copy()
     raw = changed.reshape(-1)[-1:].view(np.uint8)
-    raw[-1] ^= 1 if changed.dtype.kind == "b" else 0x41  # for floats this changes the exponent
+    raw[-1] ^= 1 if changed.dtype.kind == "b" else 0x41  # in a float, this changes the exponent
     return [changed, *others]
 
 
@@ -172,7 +171,7 @@ def _like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
 
 @contextlib.contextmanager
 def simulator(folder: Path) -> Iterator[str]:
-    """Start a simulated board for this context, and yield the address."""
+    """Start a simulated board, and yield its address."""
     command = [sys.executable, "-m", "hil.sim", "--listen", f"unix:{folder}/sim.sock", "--store", f"{folder}/store"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -183,7 +182,7 @@ def simulator(folder: Path) -> Iterator[str]:
 
 
 def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, str]:
-    """Return hil's result for a flag file in the tool's words, and the reason."""
+    """Return hil's result for a flag file, in the words of the tool, and the reason."""
     screen: Progress = _Quiet()
     try:
         record = run_job(Job(flagfile=file, board=board, out=out), screen=screen, isolated=isolated)
@@ -199,8 +198,8 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
 
     Args:
         tests: name -> (model, inputs, outputs): an ONNX model and arrays by name.
-        isolated: the processes for compilation and import.
-        folder: the directory for all files.
+        isolated: process pool for compilation and import.
+        folder: directory for all files.
     """
     board = load_board(BOARD).config
     flags, device = board.compile_flags["iree"], board.devices["iree"]
@@ -234,8 +233,8 @@ def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict
     """Return ONNX's node tests with only tensors as inputs and outputs: name -> (model, inputs, outputs).
 
     Args:
-        patterns: of their names; empty for all.
-        every: return only every Nth match.
+        patterns: patterns of the tests' names; empty for all tests.
+        every: return only every Nth matching test.
     """
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests

@@ -37,7 +37,7 @@ _SHOWN = 100
 EQUAL = "the same bits"
 REFUSED = "refused at the same step"
 CRASHED = "died at the same step"
-# hil compiles models with float64 this way, because the compiler's default converts float64 to float32.
+# The results are equal with hil's flag for float64 models. By default, the compiler converts float64 to float32.
 KEPT = f"the same, with {KEEP_FLOAT64}"
 CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
 NO_TENSORS = "hil passes tensors only, no sequences and optionals"
@@ -60,7 +60,7 @@ Result = Mapping[str, Any]
 
 
 def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
-    """Return hil's results by case, in the form of :mod:`tools.by_hand`."""
+    """Return case -> hil's result, in the form of :mod:`tools.by_hand`."""
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
         record = make_case_record(json.loads(line))
@@ -79,7 +79,7 @@ def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
 
 
 def _stored(file: Path) -> list[Any]:
-    """Return [dtype, shape, digest]. The dtype is "" for dtypes that numpy's format cannot represent."""
+    """Return [dtype, shape, digest] of a stored tensor. The dtype is "" if numpy's format cannot represent it."""
     array = load_npy(file)
     if array.dtype.kind != "V":
         return by_hand.described([array])[0]
@@ -91,7 +91,7 @@ class Checker:
 
     Args:
         flow: name of a flow without a recipe.
-        isolated: the processes for the tools.
+        isolated: process pool for the tools.
     """
 
     def __init__(self, flow: str, isolated: Isolated) -> None:
@@ -106,7 +106,7 @@ class Checker:
 
     @property
     def commands(self) -> str:
-        """The commands that are run by hand."""
+        """Commands of the vendors' tools, as text."""
         if self._runtime == "onnxruntime":
             return 'onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"]).run(None, INPUTS)'
         compiling = f"iree-compile MODEL.mlir -o MODEL.vmfb {' '.join(self._flags)}"
@@ -132,7 +132,7 @@ class Checker:
         return Finding(test.id, kind, _told(hil), _told(plain))
 
     def _ways(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
-        """Yield results of the plain tools, then with hil's settings if the plain importer supports less."""
+        """Yield (settings, result) of the plain tools, then with hil's settings if the plain importer supports less."""
         if self._runtime == "onnxruntime":
             yield EQUAL, self._call(by_hand.onnxruntime, folder=str(folder))
             return
@@ -145,7 +145,9 @@ class Checker:
             yield CONVERTED, self._call(by_hand.iree, **common, flags=flags, opset=OPSET)
 
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
-        """Return whether a repeated run gives a different result: it is random, or the program reads foreign memory."""
+        """Return True if a repeated run gives a different result, because of random numbers or a read of foreign
+        memory.
+        """
         if self._runtime == "iree":
             return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1
         return not same(next(self._ways(test, Path(folder)))[1], plain)
@@ -160,8 +162,8 @@ class Checker:
 
 
 def same(hil: Result, other: Result) -> str:
-    """Return how two results are equal, or "" if they differ."""
-    # hil's importer may reject models before the compiler or runtime does.
+    """Return in which way two results are equal; "" if they differ."""
+    # hil's importer may reject models that the tools reject in the compiler or runtime.
     early = ("import", "compile")
     if hil["end"] != other["end"] and not (hil["end"] in early and other["end"] in early):
         return ""
@@ -175,7 +177,7 @@ def same(hil: Result, other: Result) -> str:
 
 
 def _same_output(mine: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Compare two outputs. Unknown dtypes and shapes match any."""
+    """Compare two outputs. An unknown dtype or shape matches any other."""
     return mine[2] == other[2] and all(
         one == two or one == "" or two is None for one, two in zip(mine, other, strict=True)
     )
@@ -234,7 +236,7 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
 
 
 def _watched(futures: Sequence[Any]) -> Iterator[Any]:
-    """Yield the futures as they are processed, with a progress bar."""
+    """Yield the futures, and show a progress bar."""
     from rich.progress import track
 
     from hil.controller.storage.screen.console import Console

@@ -2,15 +2,15 @@
 """Measure how plain hil's English is, compared with the documentation of httpx, labgrid, datasette and pytest.
 
 The tool reads guides, docstrings, comments, messages (raised errors, hints, help texts), test names and commit
-subjects. It counts words that technical English uses seldom and hil used to overuse ("what", "its", "told", "beside").
-The limit of a word is about twice the rate in those projects, in uses per 10,000 words. The excess of an area is the
-sum of the rates above the limits.
+subjects. It counts words that are rare in technical English, but were frequent in hil ("what", "its", "told",
+"beside"). The limit of a word is about twice the rate in those projects, in uses per 10,000 words. The excess of an
+area is the sum of the rates above the limits.
 
     check_prose.py                  print a table, and fail if the excess or a sentence length is above its limit
     check_prose.py --files          print the worst files of each area too
     check_prose.py --show AREA TEXT...   print the worst sentences of an area, in files whose path contains a TEXT
 
-A low number does not make prose good. Write for a reader whose English is plain, then look at the number.
+A low number does not prove that the prose is good. Write for a reader with basic English first, then check the number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_EXCESS = 120
-MAX_SENTENCE_WORDS = 25  # of the 90th percentile
-LIMITS = {  # word: most uses in 10,000 words
+MAX_SENTENCE_WORDS = 25  # limit of the 90th percentile
+LIMITS = {  # word -> maximum uses in 10,000 words
     "what": 12, "where": 20, "whose": 3, "whoever": 0, "whatever": 1, "nobody": 0, "nothing": 3, "no": 30, "its": 25,
     "it": 110, "that": 140, "of": 290, "one": 35, "ones": 2, "told": 0, "tell": 2, "tells": 1, "say": 2, "says": 1,
     "said": 0, "beside": 1, "anew": 0, "own": 10, "lies": 0, "stands": 0, "stand": 1, "hold": 2, "holds": 2,
@@ -38,7 +38,7 @@ LIMITS = {  # word: most uses in 10,000 words
     "whether": 12, "also": 40, "alone": 2, "left": 5, "made": 10,
 }  # fmt: skip
 AREAS = ("docs", "docstrings", "comments", "messages", "tests", "commits")
-# Comments for tools, not for readers.
+# Comments that are instructions for tools.
 _SKIPPED_COMMENTS = ("#!", "# noqa", "# type", "# pragma")
 
 
@@ -134,7 +134,7 @@ def show_sentences(files: dict[str, list[str]], patterns: Iterable[str]) -> None
 
 
 def show_area(area: str, files: dict[str, list[str]], by_file: bool) -> bool:
-    """Print an area's row. Return whether it is within the limits."""
+    """Print an area's row. Return True if the area is within the limits."""
     text = "\n\n".join(part for parts in files.values() for part in parts)
     excess, total, count = score(text)
     lengths = sorted(len(words(sentence)) for sentence in sentences(text)) or [0]
@@ -147,7 +147,7 @@ def show_area(area: str, files: dict[str, list[str]], by_file: bool) -> bool:
         rows = sorted(((of_file, size, name) for name, of_file, size in scored if size > 150), reverse=True)
         for of_file, size, name in rows[:12]:
             print(f"{'':11}{size:9,}{of_file:8.0f}  {name}")
-    # The log also has subjects from before the limits.
+    # Commits have no limit, because old subjects cannot be changed.
     return area == "commits" or (excess <= MAX_EXCESS and long <= MAX_SENTENCE_WORDS)
 
 
@@ -171,7 +171,7 @@ def _git(root: Path, *command: str) -> str:
 
 
 def _list_files(root: Path) -> list[str]:
-    """List the files of the repository; without git, those in directories whose names do not start with a dot."""
+    """List the files of the repository. Without git, list all files outside of hidden directories."""
     if names := _git(root, "ls-files").splitlines():
         return [name for name in names if (root / name).is_file()]
     files = [path.relative_to(root) for path in root.rglob("*") if path.suffix in (".md", ".py")]

@@ -1,4 +1,4 @@
-"""Extension of griffe, which reads docstrings for the site: show Sphinx roles as code."""
+"""Show Sphinx roles as code on the site. This is an extension of griffe, which reads the docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write docs/options.md: the options of each workload, and the reason why a workload lacks an option.
+"""Write docs/options.md: the options of each workload, and the reasons why a workload lacks an option.
 
 Run as ``python -m tools.options_table``. A test compares the file with the commands.
 """
@@ -27,13 +27,13 @@ WORKLOADS = {
     "trace run": "trace",
     "farm submit": "farm",
 }
-# Option -> workload with a different name -> that name.
+# Option -> workload -> name of the option in this workload, if it differs.
 RENAMED = {"--layers": {PYTEST: "--no-layers"}, "--timeout": {"farm submit": "--run-timeout"}}
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Workloads that lack options, and why."""
+    """Workloads that lack options, with the reason."""
 
     options: tuple[str, ...]
     workloads: tuple[str, ...]
@@ -41,7 +41,7 @@ class Gap:
 
 
 _STORED = ("bundle run", "trace run")
-# Options in the table: all of `hil run`, and those of suites.
+# Options in the table in addition to the options of `hil run`.
 _MORE = (
     *("--confirm", "--each-board", "--filter", "--flow", "--group", "--keep-all", "--layers", "--layer-inputs"),
     *("--merge", "--only-expected-failures"),
@@ -115,7 +115,7 @@ GAPS = (
 
 
 def list_options() -> dict[str, set[str]]:
-    """Return option -> workloads that have it, for the options of `hil run` and suites."""
+    """Return option -> workloads with this option, for the options of `hil run` and suites."""
     found: dict[str, set[str]] = {}
     for command in WORKLOADS:
         for option in _list_command_options(command):
@@ -148,7 +148,10 @@ def _long_names(param: click.Parameter) -> list[str]:
 
 
 def find_gaps(options: Mapping[str, set[str]]) -> dict[tuple[str, str], str]:
-    """Return (option, workload) -> reason, for the options that a workload lacks; "" without a reason."""
+    """Return (option, workload) -> reason, for each option that a workload lacks.
+
+    The reason is "" if none is listed.
+    """
     reasons = {(option, command): gap.reason for gap in GAPS for option in gap.options for command in gap.workloads}
     return {
         (option, command): reasons.get((option, command), "")
@@ -159,7 +162,7 @@ def find_gaps(options: Mapping[str, set[str]]) -> dict[tuple[str, str], str]:
 
 
 def find_unused_reasons(options: Mapping[str, set[str]]) -> list[tuple[str, str]]:
-    """Return the (option, workload) of reasons for options that the workload has."""
+    """Return (option, workload) of each listed reason whose workload has the option."""
     named = [(option, command) for gap in GAPS for option in gap.options for command in gap.workloads]
     gaps = find_gaps(options)
     return [one for one in named if one not in gaps]

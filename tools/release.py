@@ -26,12 +26,12 @@ else:
 
 ROOT = Path(__file__).parents[1]
 MODEL = "examples/digits/digits_cnn.onnx"
-# Of hil's own variables, and of the environment that runs this script.
+# Environment variables of hil, Python and pytest, which the bare environments must not have.
 _PRIVATE = re.compile(r"HIL_|PYTHON|VIRTUAL_ENV|PYTEST_")
 
 
 class ReleaseError(Exception):
-    """The commit cannot be released. The message says why."""
+    """The commit cannot be released. The message contains the reason."""
 
 
 def read_version(root: Path) -> str:
@@ -53,9 +53,9 @@ def check_clean(root: Path) -> None:
 
 
 def build_distributions(root: Path, out: Path) -> list[Path]:
-    """Build the wheel and the sdist of a commit from its files alone. Return the paths of both.
+    """Build the wheel and the sdist from the files of a commit. Return the paths of both.
 
-    The time in the archives is the commit's, so that the same commit gives the same bytes.
+    The archives contain the time of the commit, so that the same commit gives the same bytes.
     """
     with TemporaryDirectory() as directory:
         archive = Path(directory, "source.tar")
@@ -70,7 +70,7 @@ def build_distributions(root: Path, out: Path) -> list[Path]:
 
 
 def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
-    """Raise ReleaseError if two builds differ. The message names the first file in them that does."""
+    """Raise ReleaseError if two builds differ. The message contains the first file that differs."""
     if [path.name for path in first] != [path.name for path in second]:
         raise ReleaseError(f"two builds have different files: {_names(first)}; {_names(second)}")
     for one, other in zip(first, second, strict=True):
@@ -109,9 +109,9 @@ def check_distribution(python: str, wheel: Path, sdist: Path) -> None:
 
 
 def bare_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return environment variables without those of hil, Python and pytest, and with an empty home directory."""
+    """Return environment variables with an empty home directory, and without variables of hil, Python and pytest."""
     kept = {name: value for name, value in environment.items() if not _PRIVATE.match(name)}
-    # pip's settings (index, certificates) may be in the real home directory.
+    # Keep pip's settings (index, certificates), which may be in the real home directory.
     config = Path(environment.get("XDG_CONFIG_HOME", Path(environment.get("HOME", "/"), ".config")), "pip/pip.conf")
     more = {"PIP_CONFIG_FILE": str(config)} if config.is_file() and "PIP_CONFIG_FILE" not in kept else {}
     return kept | more | {"HOME": str(home)}
@@ -159,7 +159,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def _run(command: list[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """Run a command and return its stdout. Raises ReleaseError with its output if it fails."""
+    """Run a command and return its stdout. If the command fails, raise ReleaseError with the output."""
     done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         output = f"{done.stdout}\n{done.stderr}".strip()

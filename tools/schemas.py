@@ -36,12 +36,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """Definitions of a schema file, and the alternatives for the whole file.
+    """Content of a schema file: definitions, and the alternatives for a whole document.
 
     Attributes:
-        printed: Command -> alternative documents, which the command prints with a field ``schema``.
-        other: Name -> type of a document without this field, or of a stored document.
-        whole: Alternatives for the whole file.
+        printed: Command -> alternative documents that the command prints with a field ``schema``.
+        other: Name -> type of a document without the field ``schema``, or of a stored document.
+        whole: Alternatives for a whole document.
     """
 
     title: str
@@ -200,14 +200,14 @@ def _choose(kinds: Sequence[type[Record]]) -> dict[str, Any]:
 
 
 def _add_version(definition: dict[str, Any]) -> None:
-    """Add the field ``schema`` of a printed document, unless the document is stored with it."""
+    """Add the field ``schema`` to a printed document, unless the stored document has this field."""
     if "schema" not in definition["properties"]:
         definition["properties"] = {"schema": {"const": 1}, **definition["properties"]}
         definition["required"] = ["schema", *definition["required"]]
 
 
 def _close(definition: dict[str, Any]) -> dict[str, Any]:
-    """Reject unknown fields. Readers ignore them, but hil does not write any."""
+    """Disallow unknown fields in the schema. Readers ignore unknown fields, but hil never writes them."""
     return {**definition, "additionalProperties": False} if "properties" in definition else definition
 
 

@@ -1,4 +1,4 @@
-"""Reference pages of the documentation site: commands, the protocol and the Python API, all generated."""
+"""Generate the reference pages of the documentation site: commands, protocol and Python API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from grpc_tools import protoc
 
-# Module -> its title. The pages list the names in the module's __all__.
+# Module -> title of the page. The page lists the names in the module's __all__.
 API = {
     "hil": "Run models",
     "hil.testing": "Test modules",
@@ -21,7 +21,7 @@ API = {
     "hil.plugins": "Plugins",
     "hil.errors": "Errors",
 }
-# Field numbers in FileDescriptorProto (google/protobuf/descriptor.proto), as in paths of source locations.
+# Field numbers of FileDescriptorProto (google/protobuf/descriptor.proto) in the paths of source locations.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
 _FIELDS = _METHODS = _VALUES = 2
 
@@ -119,7 +119,7 @@ def describe_api(module: str, title: str) -> str:
     """Return a Markdown page that mkdocstrings fills with the docstrings of a module's public names."""
     found = importlib.import_module(module)
     names = [name for name in getattr(found, "__all__", ()) if not name.startswith("__")]
-    if not names:  # hil.errors: all classes
+    if not names:  # hil.errors has no __all__: list all classes
         names = [name for name, value in vars(found).items() if isinstance(value, type) and value.__module__ == module]
     directives = "\n\n".join(f"::: {module}.{name}" for name in names)
     return f"# {title}: {module}\n\n{(found.__doc__ or '').strip()}\n\n{directives}\n"

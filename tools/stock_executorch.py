@@ -6,10 +6,11 @@ from typing import Any
 
 
 def run(module: str, function: str, choice: int, number: int, flow: str) -> dict[str, Any]:
-    """Lower, run and compare a model as the tester does.
+    """Lower, run and compare a model with the tester.
 
     Args:
-        module, function, choice, number: of :class:`hil.controller.workloads.suites.cases.torch_cases.TorchTest`.
+        module, function, choice, number: fields of
+            :class:`hil.controller.workloads.suites.cases.torch_cases.TorchTest`.
         flow: the tester's name of a flow.
 
     Returns:

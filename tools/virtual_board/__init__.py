@@ -1,4 +1,4 @@
-"""Virtual boards for tests: a root file system, address and OpenSSH server in separate Linux namespaces.
+"""Virtual boards for tests: each has a root file system, an address and an OpenSSH server in separate namespaces.
 
 A **board** is a set of namespaces with a real sshd. A **keeper** is the process that owns the namespaces and simulates
 events such as power cuts. :func:`start` starts a board; ``scripts/virtual-board`` is the command.

@@ -1,4 +1,4 @@
-"""Access to a virtual board from outside: SSH, and simulated events such as power cuts."""
+"""Control a virtual board from outside: SSH, and simulated events such as power cuts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class VirtualBoard:
     folder: Path
     _lifeline: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
-    #: The login besides root; the password is the same text.
+    # #: login in addition to root; the password is equal to the login
     user = "tester"
 
     @property
     def plan(self) -> Plan:
-        """The settings that it was created with."""
+        """Settings with which the board was created."""
         return Plan.read(self.folder)
 
     @property
@@ -75,7 +75,7 @@ class VirtualBoard:
 
     @property
     def link(self) -> str:
-        """The network device on this machine that the board's cable is connected to."""
+        """Network device on this machine at the end of the board's cable."""
         return link_name(self.ip)
 
     @property
@@ -84,7 +84,7 @@ class VirtualBoard:
         return (self.folder / "console.log").read_text(errors="replace")
 
     def ssh(self, *options: str, user: str = "root") -> list[str]:
-        """Return the ``ssh`` command with the board's address. It ignores the caller's SSH configuration."""
+        """Return the ``ssh`` command for the board. The command ignores the caller's SSH configuration."""
         own = ["-F", "none", "-i", str(self.identity), "-o", f"UserKnownHostsFile={self.known_hosts}"]
         return ["ssh", *own, "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", *options, f"{user}@{self.ip}"]
 
@@ -101,7 +101,7 @@ class VirtualBoard:
         self._ask("kill")
 
     def power_on(self, *, wait: bool = True) -> None:
-        """Switch it on if it is off, and wait until SSH works.
+        """Switch the board on if it is off, and wait until SSH works.
 
         Raises:
             BoardError: it did not boot.
@@ -131,17 +131,17 @@ class VirtualBoard:
     def run(
         self, argv: Sequence[str], *, stdin: str | None = None, timeout: float = 60.0, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it as root, without the network, so that it also works while the cable is cut.
+        """Run a command on the board as root. This does not use the network, so it works while the cable is cut.
 
         Args:
             argv: the command, without a shell.
             stdin: input for the command.
             timeout: in seconds.
-            check: raise for any exit code but 0.
+            check: raise an error for exit codes other than 0.
 
         Raises:
             BoardError: the board is off, or the command timed out.
-            subprocess.CalledProcessError: ``check``, and the command failed.
+            subprocess.CalledProcessError: the command failed, and ``check`` is set.
         """
         answer = self._ask("run", argv=list(argv), stdin=stdin, timeout=timeout)
         done = subprocess.CompletedProcess(list(argv), answer["code"], answer["stdout"], answer["stderr"])
@@ -161,8 +161,8 @@ class VirtualBoard:
             BoardError: it did not respond within ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
-        # A booting board loses the first packet, and the kernel would retransmit it only after a second, so begin with
-        # a short timeout. Increase it, because a network with a configured delay responds later.
+        # Start with a short timeout: a booting board loses the first packet, which the kernel would send again only
+        # after a second. Increase the timeout later, for networks with a configured delay.
         patience = 0.3
         while not says_ssh(self.ip, patience):
             patience = min(1.5 * patience, _PATIENCE_S)
@@ -179,9 +179,9 @@ class VirtualBoard:
         with suppress(BoardLost):
             address = self.ip
             self._ask("down")
-            # The kernel also removes the device, but later.
+            # remove the device now; the kernel would remove it later
             unplug(address)
-        # Remove files after a board ended in a different way.
+        # Remove the files even if the board ended in another way.
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lifeline is not None:
             assert self._lifeline.stdin is not None
@@ -196,7 +196,7 @@ class VirtualBoard:
         timeout = arguments.get("timeout", 0.0)
         answered = b""
         try:
-            # Use a descriptor, because socket paths must be short.
+            # Use a path through a descriptor, because socket paths must be short.
             folder = os.open(self.folder, os.O_PATH)
             try:
                 with socket.socket(socket.AF_UNIX) as connection:

@@ -1,4 +1,4 @@
-"""Implementations of a virtual board:
+"""Implement virtual boards in two ways:
 
 namespaces on this machine's kernel, or an emulated machine with a separate kernel.
 """
@@ -29,24 +29,24 @@ Live = subprocess.Popen[bytes]
 
 
 class Body(Protocol):
-    """Implementation of a board: how to boot, access and end it. The network cable is the device ``port``."""
+    """Implementation of a board: boot, access and end the board. The network cable is the device ``port``."""
 
     def boot(self, bridge: str, cable: str) -> Live:
-        """Boot it, with the cable connected to that bridge. ``cable`` is "up" or "down"."""
+        """Boot the board, with the cable connected to a bridge. ``cable`` is "up" or "down"."""
 
     def kill(self, live: Live) -> None:
-        """End all processes at once, and wait until they have ended."""
+        """Kill all processes at once, and wait until they have ended."""
 
     def processes(self, live: Live) -> set[int]:
-        """Return the processes to stop in order to hang it."""
+        """Return the processes that must be stopped to make the board hang."""
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on it as root, without the network. The timeout is in seconds.
+        """Run a command on the board as root, without the network. The timeout is in seconds.
 
         Raises:
-            OSError: it is off.
+            OSError: the board is off.
             subprocess.TimeoutExpired: the command timed out.
         """
 
@@ -82,7 +82,7 @@ class Namespaces:
             )
 
     def kill(self, live: Live) -> None:
-        """Kill the first process. The kernel then kills the others, and ``unshare`` waits for them."""
+        """Kill the first process. The kernel then kills all other processes, and ``unshare`` waits for them."""
         try:
             os.kill(_child(live), signal.SIGKILL)
         except ProcessLookupError:
@@ -119,7 +119,7 @@ class Namespaces:
 
     @staticmethod
     def _booted(live: Live, end: float) -> int:
-        """Return the first process, once the process has switched to the board's root."""
+        """Wait until the first process has switched to the board's root, and return it."""
         while Path(f"/proc/{_child(live)}/root").samefile("/"):
             if time.monotonic() > end:
                 raise TimeoutError("the virtual board did not boot in time")

@@ -1,4 +1,4 @@
-"""Resources of this machine for a virtual board: namespaces, and an end of the network cable."""
+"""Create a virtual board's resources on this machine: namespaces, and one end of the network cable."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _NETWORKS = 1 << 14
 _TRIES = 20
 _PRIVILEGED = "run as root, in a container with --privileged; HIL_NO_BOARDS=1 skips the tests that require a board"
 _GREETING_S = 10.0
-# It can mount only once the users are mapped, and only programs started after that have root's capabilities.
+# The process must wait until the users are mapped. Only then it can mount, and only later programs have root's
+# capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
 _NEW = "--user --net --mount --pid --fork --kill-child".split()
-# This package's directory, which installations of hil lack.
+# Root of the checkout for PYTHONPATH, because installations of hil lack this package.
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def require() -> None:
-    """Check that this machine can run virtual boards.
+    """Raise an error if this machine cannot run virtual boards.
 
     Raises:
         UsageError: a requirement is missing. The message names it.
@@ -56,7 +57,7 @@ def require() -> None:
 
 
 def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    """Start a process in new namespaces. It runs the command after it reads a line on stdin.
+    """Start a process in new namespaces. The process waits for a line on stdin, and then runs the command.
 
     When the process ends, the kernel ends all processes in the namespaces. The output is written to ``keeper.log`` in
     the directory.
@@ -72,7 +73,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
             stdout=messages,
             stderr=messages,
             env={**os.environ, "PYTHONPATH": _ROOT},
-            # Ctrl-C should interrupt only the caller, which then ends this process.
+            # Ctrl-C must interrupt only the caller, which then ends this process.
             start_new_session=True,
         )
     try:
@@ -88,7 +89,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process of :func:`new_namespaces` in any state."""
+    """End a process of :func:`new_namespaces`, independent of its state."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     with suppress(OSError):
         for child in children.read_text().split():
@@ -112,7 +113,7 @@ def _map_users(process: subprocess.Popen[bytes]) -> None:
 
 
 def plug_in(process: int) -> tuple[str, str]:
-    """Create a network cable from this machine to a process's namespaces, where the device is ``uplink``.
+    """Create a network cable from this machine to a process's namespaces. The device there is ``uplink``.
 
     Returns:
         This machine's address on the cable, and the address for the other side.
@@ -123,13 +124,14 @@ def plug_in(process: int) -> tuple[str, str]:
     for _ in range(_TRIES):
         number = random.randrange(_NETWORKS)
         gateway, address = (f"{_NETWORK}.{number >> 6}.{(number & 63) * 4 + side}" for side in (1, 2))
-        # Device names are unique, so creating the name reserves the addresses.
+        # Device names are unique, so creating the device also reserves the addresses.
         link = f"{link_name(address)} type veth peer name uplink netns {process}"
         done = _ip(f"link add name {link}")
         if not done.returncode:
             _ip(f"address add {gateway}/30 dev {link_name(address)}").check_returncode()
             _ip(f"link set {link_name(address)} up").check_returncode()
-            # The kernel would repeat an ARP request to a booting board only after a second, so add the neighbour here.
+            # Add the neighbour here, because the kernel would repeat an ARP request to a booting board only after a
+            # second.
             _ip(f"neighbour add {address} lladdr {card(address)} dev {link_name(address)} nud stale").check_returncode()
             return gateway, address
         if "exists" not in done.stderr:
@@ -153,7 +155,7 @@ def _ip(words: str) -> subprocess.CompletedProcess[str]:
 
 
 def says_ssh(address: str, patience: float) -> bool:
-    """Return whether an SSH server responds at an address. ``patience`` is the connection timeout in seconds."""
+    """Return True if an SSH server responds at an address. ``patience`` is the connection timeout in seconds."""
     try:
         with socket.create_connection((address, 22), timeout=patience) as connection:
             connection.settimeout(_GREETING_S)

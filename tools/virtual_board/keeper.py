@@ -1,7 +1,7 @@
 """Keeper process of a virtual board. It runs in separate namespaces and owns the board's disk, network and power.
 
-It is the first process of a PID namespace. When it ends for any reason, the kernel ends the board, the mounts and the
-network. It ends on request, or when the process that started it ends.
+The keeper is the first process of a PID namespace. When the keeper ends for any reason, the kernel removes the board,
+the mounts and the network. The keeper ends on request, or when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tools.virtual_board.plan import Plan
 
 _PR_SET_PDEATHSIG = 1
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
-# Matches 64-bit little-endian ELF files for AArch64, ignoring irrelevant bytes. Flag F opens the emulator now, so that
-# it works from inside any root.
+# Pattern for 64-bit little-endian ELF files for AArch64. Flag F opens the emulator immediately, so that it works inside
+# any root.
 _AARCH64 = (
     r":hil-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
     r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:{emulator}:F"
@@ -94,7 +94,7 @@ class Keeper:
                 threading.Thread(target=self._watch, args=(self._live,), daemon=True).start()
 
     def _watch(self, live: Live) -> None:
-        """Wait until the board ends. Boot it if it rebooted itself (``reboot``); otherwise it stays off."""
+        """Wait until the board ends. Boot it again after ``reboot`` on the board; otherwise it stays off."""
         code = live.wait()
         with self._lock:
             if self._live is live:
@@ -104,7 +104,7 @@ class Keeper:
                     self.power_on()
 
     def kill(self) -> None:
-        """Cut the power. Remove the cable first, so that no closing of a connection is sent."""
+        """Cut the power. Remove the cable first, so that the board cannot close connections."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
@@ -243,9 +243,9 @@ def _end_with_lifeline(keeper: Keeper) -> None:
 def main() -> None:
     """Run the keeper for the board directory on the command line."""
     folder = Path(sys.argv[1])
-    # Use a path relative to here for the control socket, because socket paths must be short.
+    # Use a relative path for the control socket, because socket paths must be short.
     os.chdir(folder)
-    # The exec with root's capabilities has cleared this setting from the parent command, so set it here.
+    # The exec with root's capabilities has cleared this setting of the parent, so set it again.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = Plan.read(folder)
     keeper = Keeper(folder, plan)

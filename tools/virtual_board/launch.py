@@ -41,18 +41,18 @@ def start(
     """Start a virtual board and wait until SSH works.
 
     Args:
-        folder: an exclusive directory, which is removed when the board ends.
+        folder: directory for this board only, which is removed when the board ends.
         name: the host name.
         arch: the architecture.
         disk_mb: the writable disk space, in MB.
         netem: delay, jitter and loss of the network, such as "delay 20ms 5ms loss 1%".
         system: emulate a machine with a separate kernel under qemu-system-aarch64, which is slower. Only for aarch64.
-        memory_mb: the memory of such a machine, in MB.
-        lifeline: whether it ends when this process ends for any reason.
+        memory_mb: memory of the emulated machine, in MB.
+        lifeline: True if the board ends when this process ends for any reason.
 
     Raises:
         UsageError: this machine cannot run a board. The message gives the reason.
-        BoardError: it did not boot.
+        BoardError: the board did not boot.
     """
     keeper = None
     try:
@@ -77,7 +77,7 @@ def start(
 
 
 def _provide(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with all files that the board needs. Only the addresses are missing."""
+    """Return the plan with all files that the board needs, but without the addresses."""
     program = cpu = ""
     if plan.system:
         if plan.arch != "aarch64":
@@ -93,7 +93,7 @@ def _provide(plan: Plan, folder: Path) -> Plan:
 
 
 def _go(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
-    """Start the keeper's work, and wait until it accepts requests."""
+    """Let the keeper continue, and wait until it accepts requests."""
     assert keeper.stdin is not None
     # The loop below detects a keeper that has already ended.
     with suppress(BrokenPipeError):

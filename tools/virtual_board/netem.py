@@ -1,6 +1,6 @@
-"""Delay, jitter, loss and a rate limit for a virtual board's network: a pair of TAP devices with a queue between them.
+"""Add delay, jitter, loss and a rate limit to a virtual board's network: two TAP devices with a queue between them.
 
-It accepts the syntax of ``tc netem``, which most kernels in containers lack.
+The syntax is the syntax of ``tc netem``, which most kernels in containers lack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hil.errors import UsageError
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _FRAME = 65536
-# Queue length, as netem's default.
+# Queue length, equal to netem's default.
 _LIMIT = 1000
 _TIME = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -71,7 +71,7 @@ def parse(words: str) -> Netem:
 
 
 def open_tap(name: str) -> int:
-    """Create a TAP device. It exists until the returned descriptor is closed.
+    """Create a TAP device. The device exists until the returned descriptor is closed.
 
     Raises:
         OSError: this machine has no TAP devices.
@@ -83,7 +83,7 @@ def open_tap(name: str) -> int:
 
 @dataclass
 class Way:
-    """A network direction: computes arrival times and preserves frame order."""
+    """One direction of the network: computes arrival times and preserves the order of frames."""
 
     netem: Netem
     to: int
@@ -93,7 +93,7 @@ class Way:
     random: random.Random = field(default_factory=random.Random)
 
     def due(self, size: int, now: float) -> float | None:
-        """Return the arrival time of a frame that is sent now, or None if it is lost."""
+        """Return the arrival time of a frame that is sent now, or None if the frame is lost."""
         netem = self.netem
         if self.random.random() < netem.loss or self.held >= _LIMIT:
             return None

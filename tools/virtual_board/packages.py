@@ -1,7 +1,7 @@
-"""Debian packages of any architecture, fetched through this machine's apt sources into a separate apt state.
+"""Fetch Debian packages of any architecture from this machine's apt sources, with a separate apt state.
 
-The mirror, proxy and certificates are those of the machine's apt configuration. The machine's package state is not
-changed, and no package code is run.
+Mirror, proxy and certificates come from the machine's apt configuration. The machine's package state does not change,
+and no code from packages runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.virtual_board.places import made
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 SOURCES_VARIABLE = "HIL_DEBIAN_SOURCES"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# A line from apt: 'http://mirror/debian/dists/bookworm-updates/InRelease' file-name 0
+# Example of a line from apt: 'http://mirror/debian/dists/bookworm-updates/InRelease' file-name 0
 _RELEASE = re.compile(r"^'(?P<uri>[^']+)/dists/(?P<suite>[^']+)/InRelease'", re.M)
 _SUITE = re.compile(r"(?P<name>[a-z]+)(?P<part>|-updates|-security|/updates)$")
 _DEBIAN_NAMES = {"bookworm", "trixie", "forky", "oldstable", "stable", "testing", "sid", "unstable"}
@@ -37,7 +37,7 @@ class Apt:
     """A separate apt state for an architecture and a Debian release.
 
     Args:
-        folder: the directory of the state; it can be deleted at any time.
+        folder: directory of the state, which can be deleted at any time.
         arch: ``x86_64`` or ``aarch64``.
         release: Debian's name of the release.
     """
@@ -58,7 +58,7 @@ class Apt:
         (self.folder / "status").touch()
         sources = _sources(self.release)
         (self.folder / "sources.list").write_text(sources)
-        # Clear the hooks that the machine has configured for its updates.
+        # Clear the hooks that the machine's configuration defines for its own updates.
         cleared = "".join(
             f"#clear {name};\n"
             for name in (
@@ -131,12 +131,12 @@ def triplet(arch: str) -> str:
 
 
 def unpack(deb: Path, folder: Path, *options: str) -> None:
-    """Unpack a package's files into a directory, with extra options for tar.
+    """Unpack a package's files into a directory. Further arguments are options of tar.
 
     Raises:
         PackagesUnavailable: the package is damaged or the directory cannot be written.
     """
-    # Use numeric owners: tar would look up names in this machine's passwd.
+    # Use numeric owners, because tar would look up names in this machine's passwd.
     extract = ["tar", "-x", "-p", "-C", str(folder), "--numeric-owner", "--keep-directory-symlink", *options]
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE) as source:
         done = subprocess.run(extract, stdin=source.stdout, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Directories of virtual boards: the lab's state, and the cache for packages and root file systems."""
+"""Return directories of virtual boards: the lab's state, and the cache for packages and root file systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hil.errors import StorageError
 def state_folder() -> Path:
     """Return the lab's directory.
 
-    It is ``$HIL_VIRTUAL_LAB``, or a subdirectory of ``$XDG_RUNTIME_DIR`` or the user's state directory.
+    This is ``$HIL_VIRTUAL_LAB``, or a subdirectory of ``$XDG_RUNTIME_DIR`` or of the user's state directory.
     """
     if chosen := os.environ.get("HIL_VIRTUAL_LAB"):
         return Path(chosen).absolute()
@@ -30,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def made(folder: Path) -> Path:
-    """Create a directory that only the user can read, if it does not exist. Return it.
+    """Create a directory that only the user can read, unless it exists. Return the path.
 
     Raises:
         StorageError: the directory cannot be created.

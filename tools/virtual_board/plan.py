@@ -1,4 +1,4 @@
-"""Settings of a virtual board, written by the process that starts it and read by the keeper."""
+"""Settings of a virtual board. The process that starts the board writes them, and the keeper reads them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Plan:
     arch: str  # architecture, as ``uname -m`` prints it
     disk_mb: int  # writable disk space, in MB
     netem: str  # network delay, jitter and loss in ``tc netem`` syntax, or ""
-    system: bool  # whether it is an emulated machine with a separate kernel
-    memory_mb: int  # memory for such a machine, in MB
-    lifeline: bool  # whether the board ends when the keeper's stdin is closed
+    system: bool  # True for an emulated machine with a separate kernel
+    memory_mb: int  # memory of the emulated machine, in MB
+    lifeline: bool  # True if the board ends when the keeper's stdin is closed
     ip: str = ""  # IP address
     gateway: str = ""  # the host's address on the board's network
     rootfs: str = ""  # the read-only root file system below the overlay
@@ -48,5 +48,8 @@ class Plan:
 
 
 def card(ip: str) -> str:
-    """Return the MAC address for an IP address. It is the same at every boot, because other machines cache it."""
+    """Return the MAC address for an IP address.
+
+    The address is the same at each boot, because other machines cache it.
+    """
     return ":".join(f"{part:02x}" for part in (2, 0, *map(int, ip.split("."))))

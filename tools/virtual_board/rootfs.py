@@ -1,4 +1,7 @@
-"""Root file systems for virtual boards: Debian packages, unpacked into a cache that a user's boards share."""
+"""Build root file systems for virtual boards.
+
+Debian packages are unpacked into a cache that all boards of a user share.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from hil.errors import UsageError
 from tools.virtual_board import packages
 from tools.virtual_board.places import cache_folder, made
 
-# This qemu shows the emulated CPU in /proc/cpuinfo. The boards' release shows this machine's CPU.
+# The qemu of this release shows the emulated CPU in /proc/cpuinfo. The qemu of the boards' release shows this machine's
+# CPU.
 _EMULATOR_RELEASE = "trixie"
 _PACKAGES = (
     "base-files base-passwd bash busybox-static coreutils dash findutils grep gzip hostname iproute2 libc-bin "
     "libstdc++6 login mawk mount openssh-server openssh-sftp-server procps python3 python3-minimal sed tar util-linux"
 ).split()
-# Package script dependencies, which are never run here.
+# Dependencies to leave out, because only package scripts need them, which never run here.
 _LEFT_OUT = (
     "adduser debconf init-system-helpers libperl5.36 perl perl-base perl-modules-5.36 runit-helper ucf usrmerge".split()
 )
@@ -51,7 +55,7 @@ UseDNS no
 PrintMotd no
 Subsystem sftp /usr/lib/openssh/sftp-server
 """
-# The password is the login's name.
+# Hash of the password, which is equal to the login.
 _HASH = "$6$hil.virtual.brd$K6ZXQKQh31ME5qqpVXynBwtBwjU0tBYHrhHxUC6dUF/0zEiNdGdX1IsL9.n5dQdLnIbi.pLM2OxsktdTfhcWl."
 _FILES = {
     "etc/passwd": """\
@@ -64,7 +68,7 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntester:x:1000:\nnogroup:x:65534:\n",
     "etc/shadow": f"root:*:20000::::::\nsshd:*:20000::::::\ntester:{_HASH}:20000::::::\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
-    # init restarts sshd when it ends, as a service manager does.
+    # init restarts sshd after its end, like a service manager.
     "etc/inittab": "::respawn:/usr/sbin/sshd -D -e\n",
 }
 _LINKS = {
@@ -98,7 +102,7 @@ def emulator(arch: str) -> Path:
     """Return a static emulator for programs of an architecture, fetched on the first call.
 
     Raises:
-        PackagesUnavailable: it could not be fetched.
+        PackagesUnavailable: the emulator could not be fetched.
     """
 
     def build(folder: Path) -> None:
@@ -112,7 +116,7 @@ def emulator(arch: str) -> Path:
 
 
 def cached(name: str, recipe: str, build: Builder) -> Path:
-    """Return a cached directory. Build it once, atomically and under a lock.
+    """Return a cached directory. The first call builds it, atomically and with a lock.
 
     Args:
         name: name of the content.
@@ -140,7 +144,7 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
 def scratch_for(folder: Path) -> Iterator[Path]:
     """Yield a temporary directory for a builder of :func:`cached`.
 
-    The next build removes a killed process's directory.
+    If the process is killed, the next build removes the directory.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.stem}-", suffix=".part") as scratch:
         yield Path(scratch)

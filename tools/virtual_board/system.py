@@ -1,8 +1,8 @@
-"""Virtual boards as emulated machines: an aarch64 kernel, disk and network card, emulated by qemu.
+"""Run virtual boards as emulated machines: qemu emulates an aarch64 CPU with a kernel, a disk and a network card.
 
-Compared with boards in namespaces, such a board really boots and reboots, and the wall clock can be set. It has a
-separate ``boot_id``, uptime, memory and Cortex-A53. A power cut loses data that was not yet written to the disk. It is
-up to three times slower than a program under qemu-user.
+Unlike a board in namespaces, such a board really boots and reboots, and its wall clock can be set. The board has a
+separate ``boot_id``, uptime, memory and Cortex-A53. A power cut loses data that was not yet written to the disk.
+Programs are up to three times slower than under qemu-user.
 
 All files are from Debian packages, unpacked into a cache. No package is installed and no firmware is needed. qemu runs
 with packaged libraries, independent of the host's.
@@ -24,13 +24,13 @@ from tools.virtual_board.places import made
 from tools.virtual_board.rootfs import cached, scratch_for
 from tools.virtual_board.system_initrd import in_load_order, initrd
 
-# Never use "max": the extra features (pointer authentication) make the boot five times slower.
+# Do not use "max": additional features (pointer authentication) make the boot five times slower.
 _CPU = "cortex-a53"
 _QEMU = "qemu-system-aarch64"
 _QEMU_PACKAGE = "qemu-system-arm"
 _LOADER = "loader"
 _KERNEL = "linux-image-cloud-arm64"
-# ext4 is built into the kernel. sch_netem is for `tc qdisc add dev eth0 root netem ...` on the board.
+# Drivers to load. ext4 is built into the kernel. sch_netem is for `tc qdisc add dev eth0 root netem ...` on the board.
 _MODULES = ("virtio_mmio", "virtio_blk", "virtio_net", "virtio_rng", "virtio_console", "sch_netem")
 # Timeout for the host's tools, in seconds.
 _LIMIT = 120.0
@@ -55,9 +55,9 @@ class Machine:
     folder: Path
     name: str  # host name
     address: str  # IP address with the prefix length, "10.0.0.2/24"
-    tap: str  # the host's tap device that the network card is connected to
+    tap: str  # tap device on the host to which the network card is connected
     gateway: str = ""  # default gateway address, or ""
-    memory_mb: int = 512  # memory, in MB; 128 boots to sshd with about 60 free
+    memory_mb: int = 512  # memory, in MB; with 128, the board boots to sshd and has about 60 free
     cores: int = 2  # Cortex-A53 cores
 
     @property
@@ -77,7 +77,7 @@ class Machine:
 
     @property
     def serial(self) -> Path:
-        """The socket of the serial line on the host: see :mod:`tools.virtual_board.system_serial`."""
+        """Socket of the serial line on the host: see :mod:`tools.virtual_board.system_serial`."""
         return self.folder / "serial"
 
 
@@ -112,8 +112,8 @@ def make_disk(image: SystemImage, machine: Machine, root: Path, *, size_mb: int 
     Args:
         image: result of :func:`prepare`.
         machine: the machine. The directory is created.
-        root: content of the disk, with the owners as seen from here: a root file system with busybox's init. It is only
-            read.
+        root: content of the disk: a root file system with busybox's init. Owners are as this process sees them. The
+            content is only read.
         size_mb: the disk's size, in MB. The image is sparse.
 
     Raises:
@@ -129,13 +129,14 @@ def make_disk(image: SystemImage, machine: Machine, root: Path, *, size_mb: int 
 def start(image: SystemImage, machine: Machine) -> list[str]:
     """Return the command that runs the machine with the power on.
 
-    SIGKILL is a power cut; SIGSTOP and SIGCONT begin and end a hang. It boots in seconds and reboots without exiting.
-    It exits when the machine powers itself off. Run it in the network namespace of the tap.
+    SIGKILL is a power cut; SIGSTOP and SIGCONT begin and end a hang. The machine boots in seconds. The command
+    continues after a reboot, and exits when the machine powers itself off. Run the command in the network namespace of
+    the tap.
     """
     words = {"name": machine.name, "address": machine.address, "gateway": machine.gateway}
     # panic=1: the board reboots on a kernel panic.
     kernel = ["console=ttyAMA0", "quiet", "panic=1", *(f"hil.{key}={value}" for key, value in words.items() if value)]
-    # Do not flush to the host's disk: if qemu ends, writes are safe in the host's cache; only a host crash loses
+    # Do not flush to the host's disk. If qemu ends, writes are safe in the host's cache. Only a crash of the host loses
     # them.
     return [
         *image.qemu,
@@ -157,7 +158,7 @@ def start(image: SystemImage, machine: Machine) -> list[str]:
 def _take_kernel(scratch: Path, folder: Path) -> None:
     apt = Apt(made(scratch), "aarch64")
     apt.update()
-    # Fetch packages without dependencies, which only a kernel installation needs.
+    # Fetch packages without dependencies, because only the installation of a kernel needs them.
     newest = _run(["dpkg-deb", "--field", str(apt.download_alone(_KERNEL)), "Depends"]).split()[0]
     unpacked = made(scratch / "unpacked")
     unpack(apt.download_alone(newest), unpacked)

@@ -1,4 +1,4 @@
-"""Initrd of an emulated virtual board: an archive with busybox, the drivers and scripts."""
+"""Build the initrd of an emulated virtual board: an archive with busybox, drivers and scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _END = ("TRAILER!!!", 0, b"")
 
 
 def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
-    """Return an initrd that loads these modules in this order, and boots the disk."""
+    """Return an initrd that loads the modules in order, and boots from the disk."""
     return cpio(
         [
             ("bin", stat.S_IFDIR | 0o755, b""),
@@ -46,7 +46,7 @@ def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
 
     Args:
         folder: a kernel's ``lib/modules``; uncompressed, as Debian's are.
-        wanted: names, with ``_`` for ``-``.
+        wanted: names, with ``_`` in place of ``-``.
 
     Raises:
         KeyError: a module is missing.
@@ -66,6 +66,6 @@ def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
 
 
 def _needs(module: Path) -> Iterator[str]:
-    """Return the dependencies listed in a module. ``modules.dep`` lists them too, but only after ``depmod``."""
+    """Yield the dependencies listed in a module. (``modules.dep`` exists only after ``depmod``.)"""
     found = re.search(rb"\0depends=([^\0]+)\0", module.read_bytes())
     return (name.replace("-", "_") for name in found[1].decode().split(",")) if found else iter(())

@@ -16,17 +16,17 @@ from pathlib import Path
 
 
 def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run a command on the board, one at a time. Wait if it is booting.
+    """Run a command on the board. Commands run one at a time. Wait if the board is booting.
 
     Args:
         line: the line's socket, :attr:`tools.virtual_board.system.Machine.serial`.
         argv: the command, without a shell.
         stdin: the command's input.
-        timeout: seconds until it is killed.
+        timeout: seconds until the command is killed.
 
     Raises:
         OSError: the board's power is off.
-        subprocess.TimeoutExpired: it timed out, or the board hangs.
+        subprocess.TimeoutExpired: the command timed out, or the board hangs.
     """
     ends = time.monotonic() + timeout
     number = uuid.uuid4().hex
