@@ -1,12 +1,13 @@
-"""Run the benchmarks one after another, write what they found as one JSON document, and print it as a table.
+"""Run the benchmarks in sequence, write the results to a JSON document, and print them as a table.
 
-    scripts/bench                                     all of them: about an hour on a quiet machine
-    scripts/bench invoke stream -o today.json         some
-    scripts/bench -o today.json --resume              go on where Ctrl-C ended it
-    scripts/bench -o today.json --against before.json what changed since then: ratios only
+    scripts/bench                                     run all benchmarks: about an hour on a quiet machine
+    scripts/bench invoke stream -o today.json         run some benchmarks
+    scripts/bench -o today.json --resume              continue after Ctrl-C
+    scripts/bench -o today.json --against before.json show changed ratios
 
-Each is a process of its own. What one found is written when it ends. Exit codes: 0, 1 if a benchmark ended with an
-error, 2 for what cannot be meant, 130 for Ctrl-C. No bar is judged by an exit code: a busy machine misses them all.
+Each benchmark is a separate process. Its results are written when it ends. Exit codes: 0, 1 if a benchmark ended with
+an error, 2 for invalid usage, 130 for Ctrl-C. A missed limit does not change the exit code, because a busy machine
+misses all limits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from benchmarks import report
 
 ROOT = Path(__file__).resolve().parent.parent
-# In the order that they run: what is short first.
+# In the order of the runs: short benchmarks first.
 NAMES = (
     "start",
     "invoke",
@@ -49,7 +50,7 @@ NAMES = (
 
 
 def main() -> int:
-    """Run what is asked for; the exit code."""
+    """Run the benchmarks on the command line. Return the exit code."""
     parser = argparse.ArgumentParser(
         "scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,7 +84,10 @@ def main() -> int:
 
 
 def begun(output: Path, *, resume: bool) -> dict[str, Any]:
-    """The document to add to. Raises OSError and ValueError: what is to be gone on with cannot be read."""
+    """Return the document to which results are added.
+
+    Raises OSError and ValueError if a document to resume is invalid.
+    """
     asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -97,7 +101,7 @@ def begun(output: Path, *, resume: bool) -> dict[str, Any]:
 
 
 def run_all(document: dict[str, Any], names: Sequence[str], output: Path) -> None:
-    """Run those that the document has not, and write it after each."""
+    """Run the benchmarks that the document lacks. Write the document after each benchmark."""
     done = {one["benchmark"] for one in document["benchmarks"]}
     left = [name for name in names if name not in done]
     for number, name in enumerate(left, 1):
@@ -105,7 +109,7 @@ def run_all(document: dict[str, Any], names: Sequence[str], output: Path) -> Non
         began = time.monotonic()
         found = run_one(name)
         document["benchmarks"].append(found)
-        # Whole, or as it was: Ctrl-C may come now.
+        # Replace the file atomically, because Ctrl-C may interrupt the write.
         unfinished = output.with_name(f"{output.name}.part")
         unfinished.write_text(json.dumps(document, indent=1) + "\n")
         unfinished.replace(output)
@@ -113,7 +117,7 @@ def run_all(document: dict[str, Any], names: Sequence[str], output: Path) -> Non
 
 
 def run_one(name: str) -> dict[str, Any]:
-    """What a benchmark says as JSON, or its error."""
+    """Run a benchmark. Return its JSON document, or an error."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -126,7 +130,7 @@ def run_one(name: str) -> dict[str, Any]:
 
 
 def print_changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Print the ratios of both documents, those that moved marked."""
+    """Print the ratios of both documents, and mark changes."""
     for line in report.machines_differ(former, now):
         print(f"different machine: {line}")
     rows = [
@@ -137,7 +141,7 @@ def print_changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> None:
-    """Print a table, as wide as it needs where nobody looks at it."""
+    """Print a table. If stdout is not a terminal, the width is 180 characters."""
     from rich.console import Console
     from rich.table import Table
 
@@ -150,7 +154,7 @@ def print_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> None:
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Bare rivals in a process of their own: a gRPC echo of raw bytes, and a TCP socket that takes and gives bytes.
+"""Serve as a minimal rival in a separate process: a gRPC echo of raw bytes, and a TCP socket that transfers bytes.
 
-Prints ``{"echo": address, "tcp": port}`` and serves until stdin ends; the echo is on a Unix socket. Over TCP an order
-is ``<op><uint64 size>``: ``s`` is followed by so many bytes, answered with one byte when all lie in memory; ``r`` is
-answered with so many bytes.
+Prints ``{"echo": address, "tcp": port}`` and serves until stdin ends. The echo is on a Unix socket. An order over TCP
+is ``<op><uint64 size>``. After ``s``, the client sends ``size`` bytes; the reply is one byte when all bytes are in
+memory. The reply to ``r`` is ``size`` bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDER = struct.Struct("<cQ")
 
 
 def echo_server(folder: str) -> str:
-    """A bidirectional stream that sends every message back as it came; returns its address."""
+    """Serve a bidirectional stream that returns each message unchanged. Return the address."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
     handler = grpc.stream_stream_rpc_method_handler(lambda messages, context: messages)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", {"Echo": handler})])
@@ -44,7 +44,7 @@ def receive_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def serve(sock: socket.socket, buffer: memoryview) -> None:
-    """Answer one client's orders."""
+    """Execute the orders of a client."""
     head = memoryview(bytearray(ORDER.size))
     while True:
         try:

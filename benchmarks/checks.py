@@ -1,9 +1,9 @@
-"""What hil's own checks cost: comparing the answers of all iterations, and checking rewrites of a model.
+"""Measure the cost of hil's checks: comparing the outputs of all iterations, and checking rewrites of a model.
 
-The answers of a convolution of 64 channels, with an output of 64 KB, 1 MB and 16 MB, are compared as the agent's worker
-compares them, beside the device time of an iteration. An iteration of the MobileNetV2-sized model is measured as well.
-A rewrite (inlining a local function) is checked in a warm worker process, beside compiling the same model, both without
-a cache; and once more from the cache.
+The outputs of a convolution with 64 channels (64 KB, 1 MB and 16 MB) are compared with the code of the agent's worker.
+The time is relative to the device time of an iteration. The MobileNetV2-sized model is measured in the same way. A
+rewrite (inlining a local function) is checked in a warm worker process, without a cache and from the cache. The time is
+relative to compiling the same model without a cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMEOUT_S = 600.0
 
 
 def convolution(path: Path, side: int) -> Path:
-    """Write a model of one 3x3 convolution, 1x64xSIDExSIDE to the same, float32."""
+    """Write a model with a 3x3 convolution. Input and output are 1x64xSIDExSIDE float32."""
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array(rng.standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32), "w")
     shape = [1, CHANNELS, side, side]
@@ -51,7 +51,7 @@ def convolution(path: Path, side: int) -> Path:
 
 
 def with_function(path: Path) -> Path:
-    """Write the MobileNetV2-sized model with a local function behind it, which IREE's importer needs inlined."""
+    """Write the MobileNetV2-sized model with a local function at the end, which must be inlined for IREE's importer."""
     model = onnx.load(mobilenet(path))
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     node = helper.make_node("Mul", ["a", "a"], ["b"])
@@ -65,7 +65,7 @@ def with_function(path: Path) -> Path:
 
 
 def compare_answers(answer: Array, runs: int) -> list[float]:
-    """Return the seconds that comparing each further run's answer takes."""
+    """Return the seconds for comparing the outputs of each further run."""
     log = AnswerLog(Arena(), ["y"], runs + 2)
     log.add([answer])
     others = itertools.cycle([answer.copy() for _ in range(4)])
@@ -73,7 +73,7 @@ def compare_answers(answer: Array, runs: int) -> list[float]:
 
 
 def measure_answers(folder: Path, rounds: int, calls: int) -> list[common.Row]:
-    """Return a row for each model: comparing an answer beside the device time of an iteration."""
+    """Return a row for each model: comparing outputs, relative to the device time of an iteration."""
     models = {
         f"a 3x3 convolution, {size} out": convolution(folder / f"{side}.onnx", side) for side, size in SIDES.items()
     }
@@ -83,7 +83,7 @@ def measure_answers(folder: Path, rounds: int, calls: int) -> list[common.Row]:
 
 
 def measure_model(client: AgentClient, name: str, path: Path, rounds: int, calls: int) -> common.Row:
-    """Compile a model, and return the row of it."""
+    """Compile a model, measure it, and return the row."""
     program = path.with_suffix(".vmfb")
     call = ["compile", str(path), "--runtime-hw-type", "sim", "-o", str(program)]
     subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *call], check=True, stdout=sys.stderr)
@@ -102,7 +102,7 @@ def measure_model(client: AgentClient, name: str, path: Path, rounds: int, calls
 
 
 def measure_rewrites(folder: Path, rounds: int) -> list[common.Row]:
-    """Return rows for the check of a rewrite: without the cache beside compiling, and from the cache."""
+    """Return rows for the check of a rewrite: without the cache, relative to compiling, and from the cache."""
     path = with_function(folder / "function.onnx")
     x = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
     with Isolated(1) as isolated:

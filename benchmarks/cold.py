@@ -1,9 +1,9 @@
-"""A cold small test on an open session of the simulator, and the start-up and memory costs around it.
+"""Measure a small cold test in an open session of the simulator, and the costs of start-up and memory.
 
-Cold: a program that the board has never seen (its content is unique) is pushed, loaded, run once and fetched.
-Start-ups are whole processes. Memory is the peak resident memory that one call with a 100 MB input and a 100 MB output
-adds, over those 200 MB: so many copies of each tensor, in each process. Shared pages count in every process that maps
-them.
+In a cold test, a program with unique content is pushed, loaded and run once, and its output is fetched. Start-ups are
+whole processes. Memory is the additional peak resident memory of a call with a 100 MB input and a 100 MB output,
+divided by 200 MB. This is the number of copies of each tensor, in each process. Shared pages count in every process
+that maps them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ func.func @main(%x: tensor<16xf32>) -> tensor<16xf32> {
 
 
 def model(path: Path, count: int, constant: float) -> Path:
-    """y = x + constant, of ``count`` float32."""
+    """Write the model y = x + constant for ``count`` float32 values."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [count]) for name in "xy"]
     weight = helper.make_tensor("w", TensorProto.FLOAT, [1], [constant])
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "add", values[:1], values[1:], [weight])
@@ -39,7 +39,7 @@ def model(path: Path, count: int, constant: float) -> Path:
 
 
 def cold_tests(rounds: int, runtime: str) -> list[float]:
-    """Seconds of each push + load + run + fetch."""
+    """Return the seconds of each push, load, run and fetch."""
     tests = []
     x = np.arange(16, dtype=np.float32)
     with common.session("hil.sim") as (client, _, folder):
@@ -47,7 +47,7 @@ def cold_tests(rounds: int, runtime: str) -> list[float]:
         compiled = common.compile_mlir(folder / "double.mlir").read_bytes() if runtime == "iree" else b""
         for turn in range(rounds + 3):
             if runtime == "iree":
-                # Compiling is no part of this: one program, made unique by bytes behind its end.
+                # Do not measure compiling: use one program, and append bytes that make it unique.
                 path = folder / f"m{turn}.vmfb"
                 path.write_bytes(compiled + turn.to_bytes(8, "little"))
                 expected = x + x
@@ -67,7 +67,7 @@ def cold_tests(rounds: int, runtime: str) -> list[float]:
 
 
 def process_seconds(rounds: int, *arguments: str) -> list[float]:
-    """Seconds of whole processes."""
+    """Return the seconds of whole processes."""
     taken = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -77,7 +77,7 @@ def process_seconds(rounds: int, *arguments: str) -> list[float]:
 
 
 def serving_seconds(rounds: int) -> list[float]:
-    """Seconds from the start of an agent's process to its first answer."""
+    """Return the seconds from the start of an agent's process to its first reply."""
     taken = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -87,7 +87,7 @@ def serving_seconds(rounds: int) -> list[float]:
 
 
 def peak_bytes(pid: int | str, *, reset: bool = False) -> int:
-    """A process's peak resident memory; with ``reset`` counted from now on."""
+    """Return a process's peak resident memory in bytes. With ``reset``, reset the peak first."""
     folder = Path("/proc") / str(pid)
     if reset:
         (folder / "clear_refs").write_text("5")
@@ -96,13 +96,13 @@ def peak_bytes(pid: int | str, *, reset: bool = False) -> int:
 
 
 def memory_rows() -> list[common.Row]:
-    """Copies of a 100 MB tensor in controller, agent and worker."""
+    """Return rows with the copies of a 100 MB tensor in controller, agent and worker."""
     x = np.ones(BIG, np.float32)
     y = np.zeros(BIG, np.float32)
     with common.session() as (client, agent, folder):
         loaded = common.load(client, model(folder / "big.onnx", BIG, 1.0), "onnxruntime")
         processes = {"controller": "self", "agent": agent.pid, "worker": loaded.worker_pid}
-        # The controller holds x and y already: both count as its copies.
+        # The controller already has x and y in memory, which count as copies.
         before = {name: peak_bytes(pid, reset=True) for name, pid in processes.items()}
         before["controller"] -= x.nbytes + y.nbytes
         client.invoke(loaded.program_id, {"x": x}, into={"y": y})

@@ -1,4 +1,4 @@
-"""What the benchmarks share: agents and rivals as processes, interleaved rounds, and one way to print."""
+"""Provide functions for all benchmarks: agents and rivals as processes, interleaved rounds, and output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TVM_NEEDS = ("tornado", "cloudpickle", "psutil")
 
 @dataclass(frozen=True)
 class Row:
-    """One figure beside its rival in the same run. ``bar`` is what ``ratio`` should be: "<= 1.5", ">= 0.8" or ""."""
+    """Result and the result of a rival in the same run. ``bar`` is the limit of ``ratio``: "<= 1.5", ">= 0.8" or ""."""
 
     case: str
     value: float
@@ -41,7 +41,7 @@ class Row:
 
 
 def options(doc: str | None, **numbers: int) -> argparse.Namespace:
-    """The command line of a benchmark: ``--json``, and an option with a default for each number."""
+    """Parse the command line of a benchmark: ``--json``, and an option with a default for each number."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     for name, default in numbers.items():
@@ -72,7 +72,7 @@ def show(benchmark: str, rows: Sequence[Row], notes: Sequence[str], *, as_json: 
 
 
 def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` calls."""
+    """Return the seconds of each of ``count`` calls."""
     taken = []
     for _ in range(count):
         begun = time.perf_counter()
@@ -82,7 +82,7 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
 
 
 def interleave(cases: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:
-    """Measure the cases in turn, after one round of warm-up; of each case its median in every round."""
+    """Measure the cases alternately, after a warm-up round. Return case -> median of each round."""
     medians: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, measure in cases.items():
@@ -95,20 +95,20 @@ def interleave(cases: Mapping[str, Callable[[], Sequence[float]]], rounds: int) 
 def beside(
     case: str, mine: Sequence[float], rival: str, theirs: Sequence[float], scale: float, unit: str, bar: str
 ) -> Row:
-    """A row of two cases' rounds; the ratio is the median of the rounds' ratios."""
+    """Return a row for the rounds of two cases. The ratio is the median of the rounds' ratios."""
     ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
     return Row(case, statistics.median(mine) * scale, unit, rival, statistics.median(theirs) * scale, ratio, bar)
 
 
 class Peer:
-    """A process that does one JSON order a line from its stdin, and answers each with a line of JSON."""
+    """Process that reads one JSON order per line from stdin, and prints a line of JSON as the reply to each order."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.hello = self._answer()
 
     def __call__(self, **order: Any) -> Any:
-        """Send an order and wait for its answer."""
+        """Send an order and return the reply."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -127,7 +127,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Process id."""
         return self._process.pid
 
     def _answer(self) -> Any:
@@ -140,7 +140,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peer(command: Sequence[str]) -> Iterator[Peer]:
-    """A peer for the time of a with block."""
+    """Start a peer, and close it at the end of the context."""
     started = Peer(command)
     try:
         yield started
@@ -149,7 +149,10 @@ def peer(command: Sequence[str]) -> Iterator[Peer]:
 
 
 def python_with(name: str, packages: Sequence[str], notes: list[str]) -> Path | None:
-    """The interpreter of an environment of a rival's own, made once; None, and a note, where that cannot be had."""
+    """Return the interpreter of a separate environment for a rival, created once.
+
+    If that fails, add a note and return None.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks"
     python, ready = cache / name / "bin" / "python", cache / name / "ready"
     if not ready.exists():
@@ -164,7 +167,7 @@ def python_with(name: str, packages: Sequence[str], notes: list[str]) -> Path | 
 
 
 def tvm_peer(notes: list[str]) -> contextlib.AbstractContextManager[Peer | None]:
-    """A client and a server of TVM RPC in an environment of their own; None, and a note, where that cannot be had."""
+    """Start a client and a server of TVM RPC in a separate environment. If that fails, add a note and yield None."""
     return rival_peer("TVM RPC", "tvm-0.27", [TVM, *_TVM_NEEDS], ["tvm_peer.py"], notes)
 
 
@@ -172,7 +175,7 @@ def tvm_peer(notes: list[str]) -> contextlib.AbstractContextManager[Peer | None]
 def rival_peer(
     rival: str, environment: str, needs: Sequence[str], argv: Sequence[str], notes: list[str]
 ) -> Iterator[Peer | None]:
-    """A program of this folder in an environment of its own; None, and a note, where that cannot be had."""
+    """Start a program of this directory in a separate environment. If that fails, add a note and yield None."""
     python = python_with(environment, needs, notes)
     if python is None:
         yield None
@@ -191,9 +194,9 @@ def rival_peer(
 
 @contextlib.contextmanager
 def session(module: str = "hil.agent", arguments: Sequence[str] = ()) -> Iterator[tuple[AgentClient, Peer, Path]]:
-    """A client with a session on an agent in another process, that process, and a scratch folder.
+    """Yield a client with a session on an agent in another process, this process, and a temporary directory.
 
-    The agent listens on a Unix socket, as simulators' and boards' do.
+    The agent listens on a Unix socket, like agents of simulators and boards.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -209,20 +212,23 @@ def session(module: str = "hil.agent", arguments: Sequence[str] = ()) -> Iterato
 
 
 def load(client: AgentClient, path: Path, runtime: str = "iree", device: str = "") -> ProgramHandle:
-    """Push and load a program of one file."""
+    """Push and load a program with one file."""
     name = digest_file(path)
     client.put({one: (path, have) for one, have in client.missing([name]).items()})
     return client.load({path.name: name}, path.name, runtime=runtime, device=device, function="", timeout=60)
 
 
 def busy_ns(done: Invocation) -> int:
-    """The board's own part of a call: the wall time less that is what moving the tensors cost."""
+    """Return the time of a call on the board in nanoseconds.
+
+    The rest of the wall time is the cost of moving tensors.
+    """
     assert done.board_ns is not None
     return done.board_ns[1] - done.board_ns[0]
 
 
 def compile_mlir(source: Path) -> Path:
-    """Compile with the flags of the simulated board; returns the .vmfb beside the source."""
+    """Compile with the flags of the simulated board. Return the path of the .vmfb next to the source."""
     target = source.with_suffix(".vmfb")
     command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(source), "-o", str(target)]
     subprocess.run([*command, *load_board("sim").config.compile_flags["iree"]], check=True)

@@ -1,7 +1,7 @@
-"""Comparing two 100 MB float32 tensors with every statistic, beside numpy in the same run.
+"""Compare two 100 MB float32 tensors with all statistics, relative to numpy in the same run.
 
-Each case has its bar: ``np.allclose`` alone (ratio at most 1.0), or ``np.array_equal`` where the two are bit-equal
-(at most 1.3). Judging by the control of an arithmetic, or by criteria, has a bar in seconds.
+The rival is ``np.allclose`` (limit of the ratio: 1.0), or ``np.array_equal`` if the tensors are bit-equal (limit: 1.3).
+Judging by the control of an arithmetic, or by criteria, has a limit in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hil.core.tensors import Array
 
 
 def cases(elements: int) -> Iterator[tuple[str, Array, Array, Callable[[Array, Array], bool], float]]:
-    """Name, actual, reference, rival and the ratio not to exceed."""
+    """Yield name, actual tensor, reference, rival and the limit of the ratio."""
     rng = np.random.default_rng(0)
     b = rng.standard_normal(elements, dtype=np.float32)
     noise = rng.standard_normal(elements, dtype=np.float32)
@@ -33,15 +33,15 @@ def cases(elements: int) -> Iterator[tuple[str, Array, Array, Callable[[Array, A
     yield "unrelated", noise, b, np.allclose, 1.0
 
 
-# Values in a row of an output that is judged in more ways than one by one: a class, a channel.
+# Values in a row of outputs that are judged by rows: classes or channels.
 _ROW = 1000
-_SIGMA = np.float32(1e-3)  # of float16
+_SIGMA = np.float32(1e-3)  # standard deviation of the noise, like rounding to float16
 _CRITERIA = ("max_abs<=0.1", "sqnr>=40", "top1>=0.9", "top1>=0.9, kl<=1e-2")
 _CONTROL_BAR, _CRITERIA_BAR = 3.0, 2.0
 
 
 def judged(elements: int) -> Iterator[tuple[str, Callable[[], object], float]]:
-    """Name, call and the seconds not to exceed."""
+    """Yield name, function and the limit in seconds."""
     rng = np.random.default_rng(0)
     b = rng.standard_normal((elements // _ROW, _ROW), dtype=np.float32)
 
@@ -64,7 +64,7 @@ def _one_off(b: Array) -> Array:
 
 
 def seconds(function: Callable[[Array, Array], object], actual: Array, reference: Array) -> float:
-    """Wall seconds of one call."""
+    """Return the wall time of a call in seconds."""
     start = time.perf_counter()
     function(actual, reference)
     return time.perf_counter() - start

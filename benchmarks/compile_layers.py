@@ -1,12 +1,12 @@
-"""Compiling 50 models of one layer each, from ONNX files to programs in an empty cache, beside iree-compile by command.
+"""Compile 50 models with one layer each, from ONNX files to programs in an empty cache, and compare with iree-compile.
 
 The layers are convolutions, matrix products, poolings, activations and normalisations of different shapes. hil's time
-holds everything: starting its worker processes, reading the models, compiling them together, asking for each one's
-program. The rivals are `iree-import-onnx` and `iree-compile`, as pip installs them, one after another; the compiler's
-native binary one after another on files that were imported before; and as many of those at once as there are cores.
-All compile for the same target. Every program of hil's gives the same output, bit by bit, as the rival's.
+includes everything: starting worker processes, reading the models, compiling them together, and requesting each
+program. The rivals are `iree-import-onnx` and `iree-compile` from pip, in sequence; the compiler's native binary on
+imported files, in sequence; and the same with a process per core. All compile for the same target. Each program of hil
+must give the same output as the rival's program, bit by bit.
 
-`--layers N` takes N of the layers. A round takes two minutes on a quiet machine; there is no warm-up round.
+`--layers N` uses N of the layers. A round takes two minutes on a quiet machine. There is no warm-up round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Layer = tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], dict[str, Any]]
 
 
 def layers() -> Iterator[Layer]:
-    """50 layers."""
+    """Yield 50 layers."""
     for n in range(10):
         inner, outer, side, kernel = 8 + 4 * n, 16 + 8 * (n % 5), 28 - 2 * n, 1 + 2 * (n % 3)
         settings = {"pads": [kernel // 2] * 4, "strides": [1 + n % 2] * 2}
@@ -69,7 +69,7 @@ def layers() -> Iterator[Layer]:
 
 
 def save(folder: Path, number: int, layer: Layer) -> Path:
-    """A model of one layer with seeded random weights."""
+    """Write a model with one layer and seeded random weights. Return the path."""
     op, shape, sizes, attributes = layer
     rng = np.random.default_rng(number)
     weights = [
@@ -90,7 +90,7 @@ def save(folder: Path, number: int, layer: Layer) -> Path:
 
 
 def by_hil(paths: Sequence[Path], folder: Path) -> list[Artifact]:
-    """What hil makes of the models with an empty cache."""
+    """Compile the models with hil and an empty cache."""
     cache = Cache(folder / "cache")
     with Isolated() as isolated, ThreadPoolExecutor(isolated.workers) as pool:
         shared: dict[str, Any] = {"flags": TARGET, "cache": cache, "isolated": isolated, "timeout": TIMEOUT_S}
@@ -107,7 +107,7 @@ def by_hil(paths: Sequence[Path], folder: Path) -> list[Artifact]:
 
 
 def by_commands(paths: Sequence[Path], folder: Path) -> list[Path]:
-    """One after another, with the commands that pip installs."""
+    """Compile the models in sequence, with the commands from pip."""
     commands = Path(sys.executable).parent
     made = []
     for path in paths:
@@ -119,7 +119,7 @@ def by_commands(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def by_compiler(paths: Sequence[Path], folder: Path, at_once: int) -> list[Path]:
-    """The native compiler on imported files."""
+    """Compile imported files with the native compiler."""
 
     def one(path: Path) -> Path:
         program = folder / f"{path.stem}.vmfb"
@@ -131,7 +131,7 @@ def by_compiler(paths: Sequence[Path], folder: Path, at_once: int) -> list[Path]
 
 
 def check(artifacts: Sequence[Artifact], rivals: Sequence[Path], made: Sequence[Layer]) -> None:
-    """Run hil's programs and a rival's on the same inputs: the outputs are the same."""
+    """Run the programs of hil and of a rival with the same inputs, and check that the outputs are equal."""
     config = runtime.Config("local-sync")
     for artifact, rival, layer in zip(artifacts, rivals, made, strict=True):
         x = np.random.default_rng(0).normal(size=layer[1]).astype(np.float32)
@@ -143,7 +143,7 @@ def check(artifacts: Sequence[Artifact], rivals: Sequence[Path], made: Sequence[
 
 
 def timed(work: Callable[[], Any], seconds: list[float], cpu: list[float]) -> Any:
-    """What work returns; notes its seconds, and the CPU seconds of the processes that it started."""
+    """Call a function. Record its seconds, and the CPU seconds of the processes that it started. Return its result."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     made = work()
     seconds.append(time.perf_counter() - start)
@@ -159,7 +159,7 @@ def one_round(
     seconds: dict[str, list[float]],
     cpu: dict[str, list[float]],
 ) -> int:
-    """Compile in every way, and check what was made; the number of hil's files."""
+    """Compile with hil and all rivals, and check the programs. Return the number of hil's files."""
     paths = [save(folder, number, layer) for number, layer in enumerate(chosen)]
     imported = [path.with_suffix(".mlir") for path in paths]
     by_command, alone, at_once = rivals

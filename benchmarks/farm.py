@@ -1,17 +1,18 @@
-"""A farm of simulated boards: how long jobs wait for a free board, and what many boards give over one.
+"""Measure a farm of simulated boards: the latency of jobs, and the throughput of many boards relative to one.
 
-Latency is from before the call that submits a job until its session on the board is open: the whole way through a
-gateway, the database, the policy, the board's worker and the agent. Its rivals, with as many boards: procrastinate
-alone on the same database (a job deferred, until its task began, in a worker process), and labgrid's coordinator (any
-place reserved, until it is acquired), which keeps its queue in memory alone. Rounds are interleaved.
+Latency is the time from the call that submits a job until its session on the board is open. It includes the gateway,
+the database, the scheduling, the board's worker and the agent. There are two rivals with the same number of boards.
+Procrastinate uses the same database: from deferring a job until its task starts in a worker process. labgrid's
+coordinator has its queue only in memory: from reserving any place until it is acquired. Rounds are interleaved.
 
-How long many simulated boards take to come up is from their host's start until all were checked; what they cost when
-idle is the CPU time of all processes, gateway and database included, once the agents rest.
+The start-up time of many boards is from the start of their host until all boards are checked. The idle cost is the CPU
+time of all processes, including gateway and database, after the agents have stopped their spare workers.
 
-Throughput is of jobs whose device takes 100 ms a case, which the simulated device sleeps: 20 boards beside one.
+Throughput is measured with jobs that take 100 ms per case, during which the simulated device sleeps: 20 boards relative
+to one.
 
-Run it as `python -m benchmarks.farm`. `--most 20` leaves out the farm of 200 boards, `--rounds 0` all latencies,
-`--jobs 0` the throughput.
+Run it as `python -m benchmarks.farm`. `--most 20` omits the farm of 200 boards, `--rounds 0` omits all latencies,
+`--jobs 0` omits the throughput.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hil.controller.farm.messages import JobSpec
 LABGRID = "labgrid==26.*"
 BOARDS = (1, 20, 200)
 EACH = 20
-# Agents rest after a minute.
+# Agents stop spare workers after a minute without a session.
 _RESTING_S, _IDLE_S = 100.0, 30.0
 PACE_S = 0.1
 
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def idle(farm: Lab) -> list[Row]:
-    """What many boards cost when they come up, and when nothing happens."""
+    """Return rows for the start-up time and the idle cost of many boards."""
     boards = len(farm.boards)
     time.sleep(_RESTING_S)
     before = cpu_s()
@@ -71,7 +72,7 @@ def idle(farm: Lab) -> list[Row]:
 
 
 def latencies(farm: Lab, bundle: Path, rounds: int, notes: list[str]) -> list[Row]:
-    """Rows of a farm, its rivals beside it."""
+    """Return rows for the latency of a farm, with the rivals."""
     boards = len(farm.boards)
     with contextlib.ExitStack() as stack:
         spec = farm.upload(bundle)
@@ -108,7 +109,7 @@ def latencies(farm: Lab, bundle: Path, rounds: int, notes: list[str]) -> list[Ro
 
 
 def interleaved(cases: dict, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Median and 95th percentile of every round of each, after one round of warm-up."""
+    """Return the median and the 95th percentile of each round of each case, after a warm-up round."""
     p50: dict[str, list[float]] = {name: [] for name in cases}
     p95: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
@@ -121,7 +122,7 @@ def interleaved(cases: dict, rounds: int) -> tuple[dict[str, list[float]], dict[
 
 
 def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
-    """So many jobs a board, on one board alone and on twenty at once."""
+    """Return a row for ``jobs`` jobs per board, on one board and on twenty boards."""
     with lab(20, f"pace:seconds={PACE_S}") as farm:
         spec = farm.upload(bundle)
         one, many, used = [], [], []
@@ -144,14 +145,14 @@ def throughput(bundle: Path, cases: int, jobs: int, notes: list[str]) -> Row:
 
 
 def rate(farm: Lab, spec: JobSpec, jobs: int, boards: Sequence[str]) -> float:
-    """Jobs a second, from the first that had its board to the last that gave it back."""
+    """Return jobs per second, from the first start on a board to the last end."""
     names = [farm.order([spec] * jobs, board) for board in boards]
     times = [result.board_ns for part in names for result in farm.results(part)]
     return len(times) / ((max(end for _, end in times) - min(begin for begin, _ in times)) / 1e9)
 
 
 def cpu_s() -> float:
-    """Seconds of CPU that this process, all that it started and what of that has ended took."""
+    """Return the CPU seconds of this process and all processes that it started, including ended processes."""
     ticks: dict[int, int] = {}
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -167,7 +168,7 @@ def cpu_s() -> float:
 
 @contextlib.contextmanager
 def labgrid_peer(notes: list[str]) -> Iterator[Peer | None]:
-    """labgrid's coordinator and a client, in an environment of their own; None, and a note, where it cannot be had."""
+    """Start labgrid's coordinator and a client in a separate environment. If that fails, add a note and yield None."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks" / "labgrid-26"
     python = cache / "bin" / "python"
     if not (cache / "ready").exists():

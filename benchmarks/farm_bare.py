@@ -1,7 +1,7 @@
-"""Procrastinate alone as a rival: a worker process for the queues of N boards, and a client here that defers to them.
+"""Serve procrastinate as a rival: a worker process for the queues of N boards, and a client in this process.
 
-``python farm_bare.py URL N`` serves orders on stdin, answers on stdout, one JSON document a line:
-``{"op": "latency", "count": K}`` -> seconds from deferring each of K jobs, in turn, until its task began.
+``python farm_bare.py URL N`` reads orders from stdin and prints replies, one JSON document per line. ``{"op":
+"latency", "count": K}`` -> list of seconds from deferring a job until its task starts, for K jobs in sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def app_for(url: str) -> procrastinate.App:
 
 
 async def work(url: str, boards: int, mark: str) -> None:
-    """The worker: it listens to all boards' queues."""
+    """Run the worker, which listens to the queues of all boards."""
     app = app_for(url)
     async with app.open_async():
         print(json.dumps("ready"), flush=True)
@@ -38,7 +38,7 @@ async def work(url: str, boards: int, mark: str) -> None:
 
 
 async def serve(url: str, boards: int) -> None:
-    """Starts the worker and measures."""
+    """Start the worker, and execute orders."""
     mark = f"bare-{os.getpid()}"
     worker = subprocess.Popen([sys.executable, __file__, url, str(boards), mark], stdout=subprocess.PIPE, text=True)
     assert worker.stdout
@@ -47,7 +47,7 @@ async def serve(url: str, boards: int) -> None:
     number = 0
     try:
         async with app.open_async():
-            await asyncio.sleep(1.0)  # until it listens
+            await asyncio.sleep(1.0)  # wait until the worker listens
             print(json.dumps("ready"), flush=True)
             while line := sys.stdin.readline():
                 taken = []
@@ -66,8 +66,8 @@ async def serve(url: str, boards: int) -> None:
 
 
 def main() -> None:
-    """Serve orders, or work."""
-    logging.disable(logging.WARNING)  # that the app is made in the main module
+    """Serve orders, or run the worker."""
+    logging.disable(logging.WARNING)  # suppress the warning that the app is in the main module
     url, boards = sys.argv[1], int(sys.argv[2])
     asyncio.run(work(url, boards, sys.argv[3]) if len(sys.argv) > 3 else serve(url, boards))
 

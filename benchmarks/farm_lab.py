@@ -1,4 +1,4 @@
-"""A farm of simulated boards for the benchmarks, and its jobs: bundles of one small program with so many cases."""
+"""Provide a farm of simulated boards for the benchmarks, and its jobs: bundles of a small program with many cases."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _ONLINE_S = 600.0
 
 @dataclass(frozen=True)
 class Lab:
-    """A farm that runs.
+    """Running farm.
 
     Attributes:
-        client: a connection to it.
-        url: of its database.
-        boards: their names.
-        up_s: seconds from the start of their host until all were checked and online.
+        client: connection to the farm.
+        url: URL of the database.
+        boards: names of the boards.
+        up_s: seconds from the start of the host until all boards are checked and online.
     """
 
     client: FarmClient
@@ -54,11 +54,11 @@ class Lab:
     up_s: float
 
     def order(self, specs: Sequence[JobSpec], board: str = "") -> list[str]:
-        """Submit jobs; returns their names."""
+        """Submit jobs. Return their names."""
         return self.client.submit(Submission("bench", tuple(specs), board=board))[1]
 
     def results(self, names: Sequence[str]) -> list[JobResultRow]:
-        """Wait until jobs have ended; returns their results, all of which must be a pass."""
+        """Wait until jobs have ended. Return the results, which must all be passes."""
         for _ in self.client.follow(names):
             pass
         submission = names[0].partition(".")[0]
@@ -67,7 +67,7 @@ class Lab:
         return found
 
     def upload(self, path: Path) -> JobSpec:
-        """A bundle's job, its file in the farm's store."""
+        """Upload a bundle to the farm's store. Return the spec of its job."""
         spec, parcel = packed_bundle(Job(models=(path,)), "iree", (), None)
         self.client.upload(parcel.uploads())
         return spec
@@ -75,7 +75,7 @@ class Lab:
 
 @contextlib.contextmanager
 def lab(boards: int, *faults: str) -> Iterator[Lab]:
-    """A farm of so many simulated boards, all of them checked and online."""
+    """Start a farm of simulated boards, and wait until all are checked and online."""
     with tempfile.TemporaryDirectory(prefix="hil-bench-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder) / "home"
         before = os.environ.get(HOME_VARIABLE)
@@ -98,7 +98,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
 
 
 def make_bundle(folder: Path, cases: int) -> Path:
-    """A bundle of so many cases of one small program."""
+    """Write a bundle with a small program and ``cases`` cases."""
     source, path = folder / "double.mlir", folder / f"double-{cases}.hilb"
     source.write_text(SOURCE)
     program = compile_mlir(source)
@@ -127,7 +127,7 @@ def _end(host: subprocess.Popen[bytes]) -> None:
 
 
 def embedded_url(home: Path) -> str:
-    """The URL of the database of a farm's home."""
+    """Return the URL of the database in a farm's home directory."""
     from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
     return EmbeddedDatabase(home / "postgres").url

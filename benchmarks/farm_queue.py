@@ -1,8 +1,8 @@
-"""A grant's decision while many jobs wait: 500 boards, up to 10,000 queued jobs of eight users, five kinds of board.
+"""Measure scheduling decisions with a long queue: 500 boards of five kinds, up to 10,000 queued jobs of eight users.
 
-The store's functions as a gateway calls them, each in a transaction of its own on an embedded PostgreSQL; boards are
-rows, nothing runs. A decision is a worker's report: its job is recorded as ended, and its board given to the next job
-that the policy names. Beside it, what an order of one more job takes.
+The benchmark calls the store's functions like a gateway, each in a separate transaction on an embedded PostgreSQL.
+Boards are only rows, and no job runs. A decision is the report of a worker: the store records the end of the job, and
+gives the board to the next job. The benchmark also measures the submission of a job.
 
 Run it as `python -m benchmarks.farm_queue`; `--boards`, `--jobs`, `--decisions N` at each length of the queue.
 """
@@ -28,7 +28,7 @@ from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Rol
 
 P50, P99 = 0.5, 0.99
 KINDS, USERS, MODELS = 5, 8, 200
-# A queue's first length, beside which the growth is told.
+# First length of the queue. Growth is relative to this length.
 SHORT = 1000
 _ORDER = 100
 
@@ -54,12 +54,12 @@ def main() -> None:
 
 
 def measured(desk: Any, boards: int, most: int, decisions: int) -> list[Row]:
-    """The rows, from the shortest queue to the longest."""
+    """Return the rows, from the shortest queue to the longest."""
     names = [f"board-{number}" for number in range(boards)]
     for number, name in enumerate(names):
         desk.attend(name, labels={"kind": f"k{number % KINDS}"})
     leases = desk.rows("select id, worker from hil.leases where ended_at is null")
-    for lease in leases:  # the checks of boards that are new
+    for lease in leases:  # end the checks of new boards
         desk.report(lease["id"], worker=lease["worker"])
     orders = orders_of()
     queue(desk, orders, boards)
@@ -87,7 +87,7 @@ def measured(desk: Any, boards: int, most: int, decisions: int) -> list[Row]:
 
 
 def orders_of() -> Iterable[dict[str, Any]]:
-    """What orders are of, one after another: users, projects, classes, kinds of board and models in turn."""
+    """Yield the properties of submissions, with alternating users, projects, priorities, kinds of boards and models."""
     classes = list(Priority)
     for number in itertools.count():
         who = Principal(f"user{number % USERS}", Role.ADMIN, f"project{number % 3}")
@@ -101,7 +101,7 @@ def orders_of() -> Iterable[dict[str, Any]]:
 
 
 def queue(desk: Any, orders: Iterable[dict[str, Any]], count: int) -> None:
-    """Order so many more jobs, a hundred at a time."""
+    """Submit ``count`` jobs, a hundred at a time."""
     while count > 0:
         order = next(iter(orders))
         affinities = order.pop("affinities")[:count]
@@ -111,12 +111,12 @@ def queue(desk: Any, orders: Iterable[dict[str, Any]], count: int) -> None:
 
 
 def waiting(desk: Any) -> int:
-    """How many jobs wait."""
+    """Return the number of queued jobs."""
     return int(desk.rows("select count(*) as n from hil.jobs where state = 'queued'")[0]["n"])
 
 
 def ended_first(desk: Any, count: int) -> Iterable[dict[str, Any]]:
-    """Leases that are not over, the oldest first, as they are when each is asked for."""
+    """Yield active leases, the oldest first. The database is read for each lease."""
     for _ in range(count):
         yield desk.rows("select id, worker from hil.leases where ended_at is null order by id limit 1")[0]
 

@@ -1,12 +1,13 @@
-"""Detection of slower programs: series of runs with measuring suspects again, beside Otava, asv and a t-test.
+"""Measure the detection of slower programs, and compare hil with Otava, asv and a t-test.
 
-Series are generated: 100 runs, then a step; 520 runs without a change; 520 runs with a drift of 2.3 %. Each new run is
-checked by hil's detection. A suspect is measured again in rounds of two measurements, the old and the new program, with
-the noise of the series. The rivals see the same runs, but cannot measure again. In series of 520 runs, the gate judges
-each run, and Otava and asv judge the complete series once. The t-test compares each new run with the 50 before, at
-0.1 %.
+Series are generated: 100 runs, then a step; 520 runs without a change; 520 runs with a drift of 2.3 %. hil's detection
+checks each new run. If a run is suspect, hil measures again: each round measures the old and the new program with the
+noise of the series. The rivals see the same runs, but cannot measure again. In series of 520 runs, the gate judges each
+run, and Otava and asv judge the complete series once. The t-test compares each new run with the 50 previous runs, at a
+level of 0.1 %.
 
-In the last part, simulated boards run a program with the fault ``pace``: the effect is true, the noise is real.
+In the last part, simulated boards run a program with the fault ``pace``, so that the effect is known and the noise is
+real.
 
 The seeds differ from those used to tune the detection.
 """
@@ -33,7 +34,7 @@ DRIFT = 0.023
 SUSPECTS = 300
 T_LEVEL, T_RUNS = 0.999, 50
 TARGET = ">= 0.95"
-# Kind of noise, its standard deviation, step, smallest effect.
+# Kind of noise, standard deviation of the noise, step, smallest effect.
 STEPS = (
     ("white", 0.01, 0.02, 0.02),
     ("white", 0.01, 0.05, 0.02),
@@ -46,13 +47,13 @@ STEPS = (
 )
 FLAT = (("white", 0.01), ("white", 0.02), ("autocorrelated", 0.01), ("outliers", 0.01), ("bimodal", 0.01))
 
-# Returns the indices at which tools other than hil see a slower level.
+# Function that returns tool -> indices at which the tool finds a slower level, for tools other than hil.
 FindRivals = Callable[[Sequence[float]], dict[str, list[int]]]
 
 
 @dataclass
 class Tally:
-    """Counts of a case, per tool."""
+    """Counts of a case for each tool."""
 
     repeats: int = 0
     found: dict[str, int] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Tally:
         self.found[tool] = self.found.get(tool, 0) + found
 
     def build_rows(self, case: str, bar: str = "") -> list[common.Row]:
-        """Return a row per rival, with shares in percent. The bar is for hil's share."""
+        """Return a row for each rival, with shares in percent. The limit applies to hil's share."""
         shares = {tool: 100 * count / self.repeats for tool, count in self.found.items()}
         mine = shares.pop("hil")
         rows = [common.Row(case, mine, "%", "all series", 100.0, mine / 100, bar)] if bar else []
@@ -73,14 +74,14 @@ class Tally:
 
 
 def find_with_t_test(values: Sequence[float]) -> list[int]:
-    """Return the newest run if it is slower than the runs before."""
+    """Return the index of the newest run if it is slower than the previous runs."""
     logs = np.array(values)
     found = compare_samples(logs[-T_RUNS - 1 : -1], logs[-1:], min_effect=0.0, level=T_LEVEL)
     return [len(values) - 1] if found is not None and found.verdict == "slower" else []
 
 
 def measure_steps(index: int, repeats: int, find_rivals: FindRivals) -> tuple[dict[int, Tally], Tally]:
-    """Return the shares found after some runs, and the cost of the first run with the step."""
+    """Return the shares of steps found after some runs, and the cost of the first run with the step."""
     kind, spread, step, effect = STEPS[index]
     tallies, cost = {runs: Tally(repeats) for runs in AFTER}, Tally(repeats)
     for repeat in range(repeats):
@@ -123,7 +124,7 @@ def measure_long(kind: str, spread: float, drift: float, repeats: int, find_riva
 
 
 def measure_generated(steps: int, series: int, find_rivals: FindRivals, notes: list[str]) -> list[common.Row]:
-    """Return the rows of generated series, and add the board time to the notes."""
+    """Return the rows for generated series. Add the board time to the notes."""
     rows = []
     for index, (kind, spread, step, effect) in enumerate(STEPS if steps else ()):
         tallies, cost = measure_steps(index, steps, find_rivals)
@@ -149,12 +150,16 @@ def measure_generated(steps: int, series: int, find_rivals: FindRivals, notes: l
 
 
 def measure_false_alarms(decisions: int, notes: list[str]) -> list[common.Row]:
-    """Return the false alarms per series, from decisions alone: series show too few suspects for a rare event."""
+    """Return rows with the false alarms per series, computed from single decisions.
+
+    Whole series have too few suspects to measure a rare event.
+    """
     rows = []
     for number, (kind, spread) in enumerate(FLAT[:1] + FLAT[2:4] if decisions else ()):
         noise = make_noise(kind, spread, np.random.default_rng([SEED, 99, number]))
         alarms = count_false_alarms(noise, 0.02, decisions)
-        # The upper bound at 95 % confidence: the rule of three for none, otherwise about two standard deviations more.
+        # Upper bound at 95 % confidence: the rule of three without alarms, otherwise about two standard deviations
+        # above.
         most = (alarms + (3.0 if alarms == 0 else 2 * math.sqrt(alarms) + 2)) / decisions * SUSPECTS
         case = f"series with a false alarm, {spread:.0%} noise, {kind}: at most"
         rows.append(common.Row(case, 100 * most, "%", "the bar", 1.0, 100 * most, "<= 1.0"))

@@ -1,10 +1,10 @@
-"""Find a wrong layer and a slowdown in generated repositories of 16 commits, on a board that spoils 30 % of the runs.
+"""Find a wrong layer and a slowdown in generated repositories of 16 commits, on a board that fails in 30 % of the runs.
 
     python -m benchmarks.gate_bisect --seeds 20
 
 The programs run on the simulator. Faults are injected between hil and the simulator while `hil gate --bisect` searches:
-the board is lost, the worker crashes, or outputs are corrupted. The result of a seed is right if both commits are named
-and no other commit is blamed.
+the board is lost, the worker crashes, or outputs are corrupted. The result of a seed is right if hil names exactly the
+two bad commits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BENCH = ("--runtime-hw-type", "sim", "--runtime", "onnxruntime", "--min-time", 
 
 @dataclass
 class Faults:
-    """Faults that spoil a share of the runs while they are active."""
+    """Faults that affect a share of the runs while they are active."""
 
     random: random.Random
     is_active: bool = False
@@ -67,7 +67,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class FaultyRunner(Runner):
-    """Runner whose board spoils runs."""
+    """Runner with a board that has faults."""
 
     faults: Faults | None = None
 
@@ -86,7 +86,7 @@ class FaultyRunner(Runner):
 
 @contextlib.contextmanager
 def injecting(faults: Faults) -> Iterator[None]:
-    """Inject faults while commits are searched."""
+    """Inject faults during the search."""
     search = CommitBisector.run
 
     def run(self: CommitBisector, *arguments: Any) -> None:
@@ -98,7 +98,7 @@ def injecting(faults: Faults) -> Iterator[None]:
 
     def rounds(*arguments: Any) -> Iterator[int]:
         for number in measure_rounds(*arguments):
-            # A search measures about ten rounds in a row, which count as one run.
+            # A search measures about ten rounds in sequence, which count as one run.
             if number == 3 and faults.draw():
                 raise BoardLost("injected reset")
             yield number
@@ -113,7 +113,7 @@ def injecting(faults: Faults) -> Iterator[None]:
 
 
 def save_model(path: Path, scale: float, layers: int) -> None:
-    """Save a model with the outputs x * scale; its time is proportional to the number of layers. x is [64, 256]."""
+    """Save a model with the output x * scale, x [64, 256]. Its time is proportional to the number of layers."""
     values = [np.eye(256, dtype=np.float32) * np.float32(scale if n == 0 else 1) for n in range(layers)]
     weights = [numpy_helper.from_array(value, f"w{n}") for n, value in enumerate(values)]
     names = ["x", *(f"m{n}" for n in range(layers))]
@@ -135,7 +135,8 @@ def make_repository(folder: Path, wrong: int, slow: int, *, differs: bool) -> No
     The build chooses between two prepared files for each model.
 
     Args:
-        differs: whether each commit has another program. Otherwise hil measures the time of each program only once.
+        differs: True if each commit has a different program. Otherwise, hil measures the time of each program only
+            once.
     """
 
     def git(*arguments: str) -> None:
@@ -154,7 +155,7 @@ def make_repository(folder: Path, wrong: int, slow: int, *, differs: bool) -> No
     with (folder / "build.sh").open("a") as file:
         file.write("cp answers$wrong.onnx answers.onnx\ncp speed$slow.onnx speed.onnx\n")
         if differs:
-            # Field 6 of an ONNX model is its documentation. It may follow the other fields.
+            # Append field 6 of an ONNX model, the documentation, which may follow all other fields.
             file.write("for name in answers speed; do printf '2\\002%02d' $number >> $name.onnx; done\n")
     git("init", "-q", "-b", "main")
     for number in range(COMMITS):
@@ -170,7 +171,7 @@ def make_repository(folder: Path, wrong: int, slow: int, *, differs: bool) -> No
 
 
 def search(seed: int, say: Callable[[str], None], *, differs: bool) -> bool:
-    """Search the commits of a seed. Return whether the result is right."""
+    """Search the commits of a seed. Return True if the result is right."""
     draw = random.Random(seed)
     wrong, slow = draw.randint(1, COMMITS - 1), draw.randint(1, COMMITS - 1)
     faults, begun = Faults(random.Random(seed + 1)), time.monotonic()
@@ -201,7 +202,7 @@ def search(seed: int, say: Callable[[str], None], *, differs: bool) -> bool:
 
 
 def main() -> int:
-    """Search the commits of all seeds. Return 1 if a result is not right."""
+    """Search the commits of all seeds. Return 1 if any result is wrong."""
     parser = argparse.ArgumentParser("python -m benchmarks.gate_bisect", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="number of repositories (default: 20)")
     parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")

@@ -1,4 +1,4 @@
-"""Measure suspects again on simulated boards whose ``pace`` fault gives a true effect with real noise."""
+"""Measure suspects again on simulated boards. The fault ``pace`` gives a known effect with real noise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ func.func @main(%x: tensor<16xf32>) -> tensor<16xf32> {
 
 @contextlib.contextmanager
 def open_board(pace_s: float) -> Iterator[tuple[AgentClient, Path]]:
-    """Start a simulated board on which each iteration takes ``pace_s``; return its client and the program."""
+    """Start a simulated board on which each iteration takes ``pace_s`` seconds. Yield its client and the program."""
     fault = ["--fault", f"pace:seconds={pace_s}"]
     with common.session("hil.sim", fault) as (client, _, folder):
         (folder / "add.mlir").write_text(_PROGRAM)
@@ -39,7 +39,7 @@ def open_board(pace_s: float) -> Iterator[tuple[AgentClient, Path]]:
 
 @contextlib.contextmanager
 def _load(client: AgentClient, path: Path, label: str, number: int) -> Iterator[Callable[[], Batch]]:
-    """Load the program for a round; return a function that measures a batch."""
+    """Load the program for a round. Yield a function that measures a batch."""
     handle = common.load(client, path, device="local-sync")
     inputs = {handle.inputs[0].name: np.ones(16, np.float32)}
 
@@ -54,7 +54,7 @@ def _load(client: AgentClient, path: Path, label: str, number: int) -> Iterator[
 
 @dataclass
 class BoardGate:
-    """Runs and rounds of an old and a new program, each on a board of its own on this machine."""
+    """Runs and rounds of an old and a new program, each on a separate board on this machine."""
 
     old: tuple[AgentClient, Path]
     new: tuple[AgentClient, Path]
@@ -64,7 +64,7 @@ class BoardGate:
     decisions: int = 0
 
     def measure_run(self, side: tuple[AgentClient, Path]) -> SeriesPoint:
-        """Measure a run of the history: the undisturbed time of a few iterations, as in a round."""
+        """Measure a run for the history: the undisturbed time of a few iterations, as in a round."""
         with _load(*side, "A", 0) as measure:
             times = np.concatenate([measure().duration_ns for _ in range(2)])
             return SeriesPoint(float(np.quantile(times, 0.05, method="lower")))
@@ -94,7 +94,7 @@ class BoardGate:
 
 
 def measure_board(step: float, repeats: int) -> tuple[int, BoardGate]:
-    """Return how often the verdict after one run is right for a true step, and the gate."""
+    """Return how often the verdict after one run is right for a step of this size, and the gate."""
     with open_board(PACE_S) as old, open_board(PACE_S * (1 + step)) as new:
         gate = BoardGate(old, new, random.Random(1))
         history = [gate.measure_run(old) for _ in range(HISTORY)]

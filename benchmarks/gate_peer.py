@@ -1,6 +1,6 @@
-"""Find regressions in series of runs with Otava and asv: for each order, the index of each regression.
+"""Find regressions in series of runs with Otava and asv. The reply to an order contains the index of each regression.
 
-Both use their defaults. asv 0.6.6 reports regressions of at least 5 %.
+Both tools use their defaults. asv 0.6.6 reports regressions of at least 5 %.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from otava.analysis import compute_change_points
 
 
 def find_with_otava(values: list[float]) -> list[int]:
-    """Return where the level rises."""
+    """Return the indices where the level rises, according to Otava."""
     points, _ = compute_change_points(values)
     return [int(point.index) for point in points if point.stats.mean_2 > point.stats.mean_1]
 
 
 def find_with_asv(values: list[float]) -> list[int]:
-    """Return where the level rises."""
+    """Return the indices where the level rises, according to asv."""
     _, _, found = detect_regressions(detect_steps(values), threshold=0.05)
     return [int(after) for _, after, _, _ in found or ()]
 

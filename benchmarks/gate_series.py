@@ -1,4 +1,4 @@
-"""Generated series of runs, and a gate that measures suspects again in rounds with the same noise."""
+"""Generate series of runs, and simulate a gate that measures suspects again in rounds with the same noise."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from hil.controller.analysis.detection.sequential import SequentialDecision, pool_noise
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 
-# Board time of a decision is limited to as many rounds.
+# Maximum number of rounds for a decision.
 ROUNDS_MOST = 200
-# The noise of rounds is pooled from as many decisions.
+# Number of decisions from which the noise of rounds is pooled.
 _NOISE_DECISIONS = 10
 
-# Returns the log noise of the next measurement on the board.
+# Function that returns the logarithm of the noise of the next measurement.
 Noise = Callable[[], float]
 
 
 def make_noise(kind: str, spread: float, rng: np.random.Generator) -> Noise:
-    """Return a source of noise with this standard deviation, as logarithms.
+    """Return a source of noise with this standard deviation. The noise is logarithmic.
 
     - ``white``: independent and normal.
-    - ``autocorrelated``: 0.7 of the last measurement's noise remains.
-    - ``outliers``: white, and 5 % of the measurements take 5 to 50 % longer.
-    - ``bimodal``: white, and half of the measurements take 5 % longer, such as with another memory layout.
+    - ``autocorrelated``: contains 0.7 times the noise of the previous measurement.
+    - ``outliers``: white, but 5 % of the measurements take 5 to 50 % longer.
+    - ``bimodal``: white, but half of the measurements take 5 % longer, as with a different memory layout.
     """
     last = 0.0
 
@@ -47,19 +47,19 @@ def make_noise(kind: str, spread: float, rng: np.random.Generator) -> Noise:
 
 
 def draw_series(effects: Sequence[float], noise: Noise) -> list[float]:
-    """Return a time per run; the effect is the logarithm of the program's true time."""
+    """Return a time for each run. An effect is the logarithm of the program's true time."""
     return [math.exp(effect + noise()) for effect in effects]
 
 
 @dataclass
 class Gate:
-    """A gate over the runs of a generated board, and what it did."""
+    """Gate for the runs of a generated board, with its alarms and costs."""
 
     noise: Noise
     min_effect: float
     effects: list[float] = field(default_factory=list)
     points: list[SeriesPoint] = field(default_factory=list)
-    alarms: list[tuple[int, int]] = field(default_factory=list)  # the newest run, and the baseline
+    alarms: list[tuple[int, int]] = field(default_factory=list)  # (newest run, baseline)
     decisions: int = 0
     undecided: int = 0
     rounds: int = 0
@@ -75,11 +75,11 @@ class Gate:
         self._good = len(self.points) - 1
 
     def add_run(self, effect: float) -> None:
-        """Add a run, and measure its suspects. A program with an alarm becomes the new normal."""
+        """Add a run, and measure suspects again. After an alarm, the slower program becomes the new normal."""
         self.effects.append(effect)
         self.points.append(SeriesPoint(math.exp(effect + self.noise())))
         newest = len(self.points) - 1
-        # To save time here, drift is tested only every 26 runs.
+        # To save time, drift is tested only every 26 runs.
         if self._drift_checked is None:
             self._drift_checked = newest
         suspects = find_suspects(
@@ -103,7 +103,7 @@ class Gate:
         change = self.effects[suspect.newest] - self.effects[suspect.baseline]
         while decision.verdict == "undecided" and len(decision.log_ratios) < ROUNDS_MOST:
             first, second = self.noise(), self.noise()
-            # The order is random, as in `hil bench`. A fixed order correlates the rounds.
+            # The order is random, as in `hil bench`, because a fixed order correlates the rounds.
             is_new_first = self.order.random() < 0.5
             decision.add(change + (first - second if is_new_first else second - first))
         self.decisions += 1

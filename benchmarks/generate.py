@@ -1,12 +1,12 @@
-"""Token generation through the agent, beside a bare loop over the same program in ONNX Runtime.
+"""Measure token generation with the agent, relative to a plain loop over the same program in ONNX Runtime.
 
-Both loops feed the cache of a step to the next one and choose the token with the largest logit. The bare loop runs in
-this process. Decoders: the one of examples/decoder, and one of the same kind with random weights whose step takes
-several milliseconds. A program without work shows the overhead of a step by the size of the cache. Other work on the
-machine makes the times long, but hardly the CPU time, which is that of the process while it generates.
+Both loops pass the cache of a step to the next step, and choose the token with the largest logit. The plain loop runs
+in this process. There are two decoders: the decoder of examples/decoder, and a similar decoder with random weights,
+whose steps take several milliseconds. A program without computation shows the overhead of a step for different cache
+sizes. Other load on the machine increases the times, but hardly the CPU time of the generating process.
 
-llama.cpp runs the same weights as GGUF through xllamacpp, in an environment of its own. Its time of a step includes
-choosing the token, as hil's does here.
+llama.cpp runs the same weights as GGUF through xllamacpp, in a separate environment. Its time of a step includes
+choosing the token, like hil's time in this benchmark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ LLAMA = ("xllamacpp==2026.10.*", "gguf==0.19.*", "numpy")
 
 
 def make_decoder(path: Path, large: bool) -> Path:
-    """Write the example's decoder, or a larger one with random weights. Write the weights beside it, as .npz."""
+    """Write the decoder of the example, or a larger decoder with random weights.
+
+    Write the weights to an .npz file next to it.
+    """
     example = runpy.run_path(str(EXAMPLE))
     weights: dict[str, Any] = example["load_weights"]()
     if large:
@@ -68,7 +71,7 @@ def make_decoder(path: Path, large: bool) -> Path:
 
 
 def make_copy(path: Path, size: int) -> Path:
-    """Write a program without work: logits from a constant, and a cache of ``size`` bytes that it copies."""
+    """Write a program without computation: the logits are a constant, and a cache of ``size`` bytes is copied."""
     shape = [1, max(size // 256, 1), 64, 1]  # 64 positions
     value = helper.make_tensor_value_info
     inputs = [value("input_ids", TensorProto.INT64, [1, "s"]), value("past.0.key", TensorProto.FLOAT, shape)]
@@ -89,7 +92,7 @@ def make_copy(path: Path, size: int) -> Path:
 
 @dataclass
 class Generation:
-    """Duration of the prompt's call and of each step, and the CPU time of all, in nanoseconds; 0 if unknown."""
+    """Duration of the prompt's call and of each step, and the total CPU time, in nanoseconds; 0 if unknown."""
 
     prompt: int
     steps: Sequence[int]
@@ -117,7 +120,7 @@ def run_bare(session: ort.InferenceSession, prompt: Sequence[int], shapes: dict[
 
 
 def read_generation(done: Invocation) -> Generation:
-    """Return the times of the agent's calls, with choosing the tokens."""
+    """Return the times of the agent's calls, including the choice of tokens."""
     starts = [call.start_ns for call in done.calls]
     ends = [*starts[1:], done.iterations_ns[-1][1]]
     times = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -125,7 +128,7 @@ def read_generation(done: Invocation) -> Generation:
 
 
 def run_llama(peer: common.Peer, prompt: Sequence[int]) -> Generation:
-    """Generate tokens in llama.cpp, which has only the mean of the steps."""
+    """Generate tokens in llama.cpp, which reports only the mean time of steps."""
     done = peer(prompt=prompt, steps=STEPS)
     return Generation(round(done["prompt_ms"] * 1e6), [round(done["step_ms"] * 1e6)])
 
@@ -133,7 +136,7 @@ def run_llama(peer: common.Peer, prompt: Sequence[int]) -> Generation:
 def measure(
     client: Any, path: Path, rounds: int, prompt_tokens: int, llama: common.Peer | None = None
 ) -> tuple[dict[str, list[float]], ...]:
-    """Return the seconds per token, to the first token, and of CPU time, of each case in each round."""
+    """Return case -> values of each round: seconds per token, seconds to the first token, and CPU seconds."""
     loaded = common.load(client, path, runtime="onnxruntime")
     spec = GenerateSpec(prompt=[Prompt(tokens=[1])], steps=STEPS)
     plan: StepsPlan = detect_roles(loaded.inputs, loaded.outputs, spec).plan
@@ -163,7 +166,7 @@ def measure(
 
 
 def llama_peer(path: Path, notes: list[str]) -> contextlib.AbstractContextManager[common.Peer | None]:
-    """llama.cpp with the weights of a decoder; None, and a note, where that cannot be had."""
+    """Start llama.cpp with the weights of a decoder. If that fails, add a note and yield None."""
     argv = ["llama_peer.py", str(path.with_suffix(".npz")), str(path.parent), str(2 * (PROMPT_TOKENS + STEPS))]
     return common.rival_peer("llama.cpp", "llama", LLAMA, argv, notes)
 

@@ -1,8 +1,8 @@
-"""A warm call through the agent, 16 KB in and 16 KB out (4096 float32), beside TVM RPC and a bare gRPC echo.
+"""Measure a warm call of the agent with 16 KB in and 16 KB out (4096 float32), relative to TVM RPC and a gRPC echo.
 
-All hops count: client, Unix socket, agent, shared memory, worker, runtime, and back. TVM RPC does the same work over
-loopback TCP: set the input, call, get the output. The echo sends the same 16 KB through one bidirectional stream of raw
-bytes, on a Unix socket too, and does no work at all.
+The time includes all hops: client, Unix socket, agent, shared memory, worker, runtime, and back. TVM RPC does the same
+work over loopback TCP: set the input, call, get the output. The echo only returns the same 16 KB in a bidirectional
+stream of raw bytes, also on a Unix socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""labgrid as a rival, in its own environment: its coordinator in a process, and a client here that gets places.
+"""Serve labgrid as a rival in a separate environment: the coordinator in a process, and a client in this process.
 
-Orders on stdin, answers on stdout, one JSON document a line: ``{"op": "places", "count": N}`` makes up to N places,
-``{"op": "acquire", "count": N}`` -> seconds of N times reserving any place, until it is acquired.
+Reads orders from stdin and prints replies, one JSON document per line. ``{"op": "places", "count": N}`` creates up to N
+places. ``{"op": "acquire", "count": N}`` -> N times the seconds from reserving any place until it is acquired.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from labgrid.remote.common import Reservation, ReservationState
 from labgrid.remote.generated import labgrid_coordinator_pb2 as pb
 
 TAG = {"board": "bench"}
-POLL_S = 0.005  # labgrid-client itself asks once a second
+POLL_S = 0.005  # labgrid-client itself polls once per second
 
 
 def free_port() -> int:
@@ -45,7 +45,7 @@ async def make_places(stub: Any, have: int, count: int) -> None:
 
 
 async def acquire(stub: Any) -> float:
-    """Reserve any place, wait until one is given to us, and acquire it; then all is given back."""
+    """Reserve any place, wait for the allocation, and acquire the place. Return the seconds, and release the place."""
     start = time.perf_counter()
     filters = {"main": pb.Reservation.Filter(filter=TAG)}
     said = await stub.CreateReservation(pb.CreateReservationRequest(filters=filters, prio=0.0))
@@ -65,7 +65,7 @@ async def acquire(stub: Any) -> float:
 def main() -> None:
     """Serve orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever labgrid prints is no answer
+    os.dup2(2, 1)  # output of labgrid must not look like a reply
     address = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(sys.executable).with_name("labgrid-coordinator")

@@ -1,7 +1,8 @@
-"""llama.cpp as a rival, in its own environment: the decoder of examples/decoder as a GGUF file, through xllamacpp.
+"""Serve llama.cpp as a rival in a separate environment: a decoder as a GGUF file, through xllamacpp.
 
-``argv``: a file of weights (.npz), a scratch folder, and the number of positions. Orders on stdin, answers on stdout,
-one JSON document a line: ``{"prompt": [...], "steps": N}`` -> the milliseconds of the prompt and of a step, and tokens.
+``argv``: a file with weights (.npz), a temporary directory, and the number of positions. Reads orders from stdin and
+prints replies, one JSON document per line. ``{"prompt": [...], "steps": N}`` -> milliseconds of the prompt and of a
+step, and the tokens.
 """
 
 import json
@@ -31,7 +32,10 @@ TOP = {"embedding": "token_embd.weight", "norm": "output_norm.weight", "head": "
 
 
 def write_gguf(weights: dict[str, np.ndarray], path: Path, positions: int) -> None:
-    """Write a Llama model in float32. GGUF's matrices are [out, in], and its rotation pairs are neighbours."""
+    """Write a Llama model in float32.
+
+    In GGUF, matrices are [out, in], and the two elements of a rotation pair are adjacent.
+    """
     vocabulary, hidden = weights["embedding"].shape
     layers = sum(name.endswith(".query") for name in weights)
     writer = gguf.GGUFWriter(path, "llama")
@@ -65,7 +69,7 @@ def write_gguf(weights: dict[str, np.ndarray], path: Path, positions: int) -> No
 
 
 def start_server(path: Path, positions: int) -> xllamacpp.Server:
-    """Load a model as llama-bench does by default, with a cache in float32 as hil's decoders have."""
+    """Load a model with the defaults of llama-bench, but with a float32 cache like hil's decoders."""
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx = params.n_batch = params.n_ubatch = positions
@@ -80,7 +84,7 @@ def start_server(path: Path, positions: int) -> xllamacpp.Server:
 def main() -> None:
     """Serve orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # llama.cpp prints to stdout
+    os.dup2(2, 1)  # output of llama.cpp must not look like a reply
     folder, positions = Path(sys.argv[2]), int(sys.argv[3])
     with np.load(sys.argv[1]) as file:
         write_gguf(dict(file), folder / "model.gguf", positions)
@@ -99,12 +103,12 @@ def main() -> None:
             }
         )
         times = found["timings"]
-        # The time of the steps starts after the first token.
+        # llama.cpp starts the time of the steps after the first token.
         step_ms = times["predicted_ms"] / max(times["predicted_n"] - 1, 1)
         tokens = [int(token) for token in re.findall(r"<(\d+)>", found["choices"][0]["text"])]
         said = {"prompt_ms": times["prompt_ms"], "step_ms": step_ms, "tokens": tokens}
         print(json.dumps(said), file=answers, flush=True)
-    os._exit(0)  # the server's threads would keep the process
+    os._exit(0)  # exit despite the server's threads
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A MobileNetV2-sized model, per inference through the agent beside the same program in this process.
+"""Measure an inference of a MobileNetV2-sized model with the agent, relative to the same program in this process.
 
-The model (224x224, MobileNetV2's convolutions, seeded weights) is built here and compiled by `hil compile` with the
-simulated board's flags. One figure is the wall time of a whole call: image sent, run once, scores fetched. The rival is
-the same .vmfb on the same IREE driver with iree.runtime's calls in this process: image to the device, invoke, scores
-back.
+This module builds the model (224x224, MobileNetV2's convolutions, seeded weights). `hil compile` compiles it with the
+simulated board's flags. The result is the wall time of a whole call: send the image, run once, fetch the scores. The
+rival runs the same .vmfb with iree.runtime in this process, on the same driver: copy the image to the device, invoke,
+copy the scores back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 class Builder:
-    """Collects a network's nodes and seeded weights."""
+    """Builder that collects a network's nodes and seeded weights."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -34,19 +34,19 @@ class Builder:
         self._rng = np.random.default_rng(0)
 
     def node(self, op: str, inputs: list[str], **attributes: object) -> str:
-        """Add a node; returns its output's name."""
+        """Add a node. Return the name of its output."""
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
         return name
 
     def weight(self, array: np.ndarray) -> str:
-        """Add a weight; returns its name."""
+        """Add a weight. Return its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
     def conv(self, x: str, shape: tuple[int, int, int], stride: int = 1, groups: int = 1, relu: bool = True) -> str:
-        """A convolution with a bias, of shape (in, out, kernel), and ReLU6."""
+        """Add a convolution of shape (in, out, kernel) with a bias, and optionally ReLU6."""
         into, out, kernel = shape
         fan_in = into // groups * kernel * kernel
         scale = np.sqrt(2 / fan_in)
@@ -59,7 +59,7 @@ class Builder:
 
 
 def mobilenet(path: Path) -> Path:
-    """Write the model: image 1x3x224x224 to scores 1x1000, float32."""
+    """Write the model. The input is an image [1, 3, 224, 224], the output scores [1, 1000], float32."""
     build = Builder()
     x = build.conv("image", (3, 32, 3), stride=2)
     channels = 32
@@ -84,7 +84,7 @@ def mobilenet(path: Path) -> Path:
 
 
 class InProcess:
-    """The program in this process, with the same calls that the agent's worker makes."""
+    """Program in this process, with the same calls as in the agent's worker."""
 
     def __init__(self, path: Path) -> None:
         self._instance = rt.VmInstance()
@@ -96,7 +96,7 @@ class InProcess:
         self._function = module.lookup_function(names[0])
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """The scores of an image."""
+        """Return the scores of an image."""
         memory = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
         usage = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
         buffer = self._device.allocator.allocate_buffer_copy(

@@ -1,10 +1,12 @@
-"""What profiling costs the run beside it: a MobileNetV2-sized model's inference on the device, in turns
+"""Measure how much profiling slows down a run.
+
+The benchmark alternates between three kinds of inference of a MobileNetV2-sized model:
 
 - plain,
-- watched: with the board's counters read twenty times a second, as `hil run --profile` does,
-- profiled: the pass of its own under the runtime's profiler, first operation to last.
+- watched: with the board's counters read twenty times per second, like `hil run --profile`,
+- profiled: the separate pass under the runtime's profiler, from the first operation to the last.
 
-All times are the device's own. What a run pays that nobody profiles is two readings of the processor's clock.
+All times are measured on the device. A run without profiling only reads the processor's clock twice.
 """
 
 from __future__ import annotations

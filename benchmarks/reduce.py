@@ -1,11 +1,11 @@
-"""`hil reduce` on planted faults, next to `polygraphy debug reduce` with `hil run` as its check.
+"""Measure `hil reduce` on planted faults, relative to `polygraphy debug reduce` with `hil run` as the check.
 
 Models: a MobileNetV2-sized network, an encoder of MiniLM's size (6 layers, 384 channels) and a decoder with 1,000 nodes
 and 1 GB of weights. The simulator injects the faults into programs that contain a weight or a node. The compiler crash
 is real: IREE cannot compile a Reshape of an empty tensor with allowzero.
 
-Pass --polygraphy for the rival: PATH of `polygraphy` in an environment with onnx, onnxruntime and onnx-graphsurgeon.
-Memory is the peak of the anonymous memory of all processes together, without the simulated board.
+For the rival, pass --polygraphy with the path of `polygraphy` in an environment with onnx, onnxruntime and
+onnx-graphsurgeon. Memory is the peak of the total anonymous memory of all processes, without the simulated board.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.model import Builder, mobilenet
 _RIVAL = "polygraphy debug reduce"
 _SAMPLE_S = 0.2
 _ORT = ("--runtime", "onnxruntime")
-# One process of the simulator has this text in its command line.
+# Texts in the command lines of the simulator's processes.
 _BOARD = (b"hil.sim", b"hil.agent")
 
 
@@ -42,7 +42,7 @@ class Plant:
     name: str
     model: str
     options: tuple[str, ...]
-    compared: bool = True  # with the rival
+    compared: bool = True  # True to run the rival too
 
 
 PLANTS = (
@@ -126,7 +126,10 @@ def reduce_with_hil(plant: Plant, model: Path, folder: Path) -> tuple[float, flo
 
 
 def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float]:
-    """Return nodes, runs, seconds and MiB. The check is `hil run` with the same options: not 0 is a failure."""
+    """Return nodes, runs, seconds and MiB.
+
+    The check is `hil run` with the same options; an exit code other than 0 is a failure.
+    """
     output = folder / "reduced.onnx"
     output.unlink(missing_ok=True)
     check = [sys.executable, "-m", "hil", "run", "polygraphy_debug.onnx", *plant.options, "--out", str(folder / "runs")]
@@ -139,7 +142,7 @@ def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -
 
 
 def run_measured(command: Sequence[str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float, float]:
-    """Run a command. Return it with its seconds, and the peak memory of its processes in MiB."""
+    """Run a command. Return the completed process, the seconds, and the peak memory of its processes in MiB."""
     start, peak, ended = time.monotonic(), [0.0], threading.Event()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -180,7 +183,7 @@ def memory_of(root: int) -> float:
 
 
 class Network(Builder):
-    """Builder with named nodes, and layers of transformers."""
+    """Builder with named nodes and transformer layers."""
 
     def node(self, op: str, inputs: list[str], **attributes: object) -> str:
         """Add a node; returns its output's name."""
@@ -189,18 +192,18 @@ class Network(Builder):
         return name
 
     def weight(self, array: np.ndarray) -> str:
-        """Add a weight; returns its name, which is too long to occur in random weights."""
+        """Add a weight. Return its name, which is too long to occur in random weights."""
         super().weight(array)
         self.weights[-1].name = f"weight_{len(self.weights) - 1}"
         return self.weights[-1].name
 
     def dense(self, x: str, into: int, out: int) -> str:
-        """A product with a seeded weight."""
+        """Add a product with a seeded weight."""
         values = self._rng.standard_normal((into, out), dtype=np.float32) * np.float32(into**-0.5)
         return self.node("MatMul", [x, self.weight(values)])
 
     def attention(self, x: str, length: int, width: int, heads: int) -> str:
-        """Multi-head attention."""
+        """Add multi-head attention."""
         split = self.weight(np.array([length, heads, width // heads], np.int64))
         merge = self.weight(np.array([length, width], np.int64))
         q, k, v = (self.node("Reshape", [self.dense(x, width, width), split]) for _ in range(3))
@@ -211,14 +214,14 @@ class Network(Builder):
         return self.dense(self.node("Reshape", [self.node("Transpose", [found], perm=[1, 0, 2]), merge]), width, width)
 
     def normalised(self, x: str, width: int) -> str:
-        """Layer normalisation of its operators, as exporters write it."""
+        """Add a layer normalisation as a sequence of basic operators, like exporters."""
         centred = self.node("Sub", [x, self.node("ReduceMean", [x], axes=[-1])])
         variance = self.node("ReduceMean", [self.node("Mul", [centred, centred])], axes=[-1])
         scale = self.node("Sqrt", [self.node("Add", [variance, self.weight(np.float32(1e-5))])])
         return self.node("Mul", [self.node("Div", [centred, scale]), self.weight(np.ones(width, np.float32))])
 
     def save(self, path: Path, length: int, width: int, x: str, *, external: bool = False) -> Path:
-        """Write the model: x to its last value, float32."""
+        """Write the model. The input is x, the output is the last value, float32."""
         value = (TensorProto.FLOAT, [length, width])
         given, made = (helper.make_tensor_value_info(name, *value) for name in ("x", x))
         graph = helper.make_graph(self.nodes, path.stem, [given], [made], self.weights)
@@ -264,7 +267,7 @@ def decoder(path: Path) -> Path:
 
 
 def named_mobilenet(path: Path) -> Path:
-    """Write a network like MobileNetV2, with the same names of weights."""
+    """Write a network like MobileNetV2, with weight names as in :class:`Network`."""
     model = onnx.load(mobilenet(path))
     names = {tensor.name: f"weight_{number}" for number, tensor in enumerate(model.graph.initializer)}
     for tensor in model.graph.initializer:

@@ -1,4 +1,4 @@
-"""What all benchmarks found at one time: one document, its table, and what changed since a former one."""
+"""Read a document with the results of all benchmarks, format a table, and compare with an earlier document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-# Of a ratio, between two documents: as much differs from day to day on one machine.
+# Smallest relative change of a ratio between two documents: on one machine, smaller changes occur from day to day.
 NOISE = 0.1
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
@@ -20,7 +20,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """A ratio beside the one that a former document has for the same case and rival."""
+    """Ratio, and the ratio in an earlier document for the same case and rival."""
 
     key: Key
     former: float
@@ -29,7 +29,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """``better``, ``worse``, ``different`` where no bar says which is better; "" within the noise."""
+        """``better`` or ``worse``; ``different`` without a limit; "" within the noise."""
         share = self.now / self.former if self.former else float("inf")
         if abs(share - 1) <= NOISE:
             return ""
@@ -40,7 +40,7 @@ class Change:
 
 
 def holds(row: Mapping[str, Any]) -> bool | None:
-    """Whether a row's ratio is within its bar; None where it has none of one."""
+    """Return True if a row's ratio is within its limit; None if the ratio or the limit is missing."""
     sign, _, limit = str(row["bar"]).partition(" ")
     if sign not in _HOLDS or row["ratio"] is None:
         return None
@@ -48,11 +48,11 @@ def holds(row: Mapping[str, Any]) -> bool | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A document that was written before.
+    """Read a document.
 
     Raises:
-        ValueError: it is none of ours, or of a later schema.
-        OSError: it cannot be read.
+        ValueError: the file is not a document of this schema.
+        OSError: the file cannot be read.
     """
     document = json.loads(path.read_bytes())
     if not isinstance(document, dict) or document.get("schema") != SCHEMA or "benchmarks" not in document:
@@ -61,14 +61,17 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def rows_of(document: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, Any]]]:
-    """Every row, with what names it."""
+    """Yield each row with its key."""
     for one in document["benchmarks"]:
         for row in one.get("rows", ()):
             yield (one["benchmark"], row["case"], row["rival"]), row
 
 
 def changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The ratios that both documents have. What has no rival is left out: milliseconds are the machine's."""
+    """Return the ratios that are in both documents.
+
+    Rows without a rival are left out, because their times depend on the machine.
+    """
     before = {key: row["ratio"] for key, row in rows_of(former)}
     found = []
     for key, row in rows_of(now):
@@ -78,7 +81,7 @@ def changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def machines_differ(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of the machines differs: a ratio that hangs on cores is another one then."""
+    """Return differences between the machines, because ratios may depend on the number of cores."""
     kinds = ("cpu", "cores")
     then, today = ({kind: {one.get(kind) for one in made["benchmarks"]} for kind in kinds} for made in (former, now))
     return [
@@ -87,7 +90,10 @@ def machines_differ(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def table(document: Mapping[str, Any]) -> list[Sequence[str]]:
-    """Lines for people: benchmark, case, hil's figure, the rival, the rival's figure, ratio, bar, whether it holds."""
+    """Return lines for display.
+
+    Columns: benchmark, case, hil's value, rival, the rival's value, ratio, limit, and if the limit holds.
+    """
     lines: list[Sequence[str]] = []
     for (benchmark, case, rival), row in rows_of(document):
         figures = [number(row[name]) for name in ("value", "rival_value", "ratio")]
@@ -101,7 +107,7 @@ def table(document: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def number(value: float | None) -> str:
-    """A figure in three digits, "" for none."""
+    """Format a number with three digits; "" for None."""
     return "" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

@@ -1,15 +1,16 @@
-"""A board over SSH, beside what people do without an agent, against a real sshd: a virtual board on this machine.
+"""Measure a board over SSH, relative to scp and ssh without an agent. The board is a virtual board with a real sshd.
 
-- 50 small layer tests, compiled beforehand, beside scp and ssh: on a connection for each command, through a master
-  opened for every test, through one master. Connecting, comparing and closing count; every output is checked.
-- Opening a session where the agent is there; one more test; a warm command; a whole `hil run` of a model that is
-  compiled and on the board.
-- 200 MB to the board's disk, beside scp through an open master; 128 MiB to and from memory through the tunnel, beside a
-  bare socket through an `ssh -L`.
-- What the agent takes of an aarch64 board's disk and memory, on a machine with a kernel of its own.
+- 50 small layer tests, compiled in advance. The rivals use scp and ssh: with a connection per command, with a master
+  connection per test, and with one master connection. The time includes connecting, comparing and closing. All outputs
+  are checked.
+- Opening a session if the agent is installed; an additional test; a warm command; a whole `hil run` of a model that is
+  compiled and already on the board.
+- 200 MB to the board's disk, relative to scp through an open master; 128 MiB to and from memory through the tunnel,
+  relative to a plain socket through `ssh -L`.
+- Disk space and memory of the agent on an aarch64 board with a separate kernel.
 
-Run as `python -m benchmarks.ssh`; a short form is `--rounds 0 --sessions 5 --bulk 2 --footprint 0`.
-Needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
+Run it as `python -m benchmarks.ssh`; for a short run, add `--rounds 0 --sessions 5 --bulk 2 --footprint 0`. Virtual
+boards need Linux, root, apt-get and OpenSSH's client.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from tools.virtual_board import VirtualBoard, start
 
 
 def choice_of(board: VirtualBoard) -> BoardChoice:
-    """The board as `--board` names it, with the device that the rivals use."""
+    """Return the board as `--board` selects it, with the device that the rivals use."""
     return choice_for(board.address, board.identity, board.known_hosts)
 
 
 def in_turn(cases: Mapping[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
-    """Each case's seconds in every round; a case is told the round's number, the warm-up's is 0."""
+    """Return case -> seconds of each round. A case gets the number of the round; 0 is the warm-up."""
     done = dict.fromkeys(cases, 0)
 
     def measure(name: str) -> list[float]:
@@ -52,27 +53,27 @@ def in_turn(cases: Mapping[str, Callable[[int], float]], rounds: int) -> dict[st
 
 
 def faster(case: str, mine: Sequence[float], rival: str, theirs: Sequence[float], bar: str) -> common.Row:
-    """A row of seconds, whose ratio is how many times faster hil is."""
+    """Return a row in seconds. Its ratio is how many times hil is faster."""
     ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
     return common.Row(case, statistics.median(mine), "s", rival, statistics.median(theirs), ratio, bar)
 
 
 def limit(case: str, seconds: float, bar_s: float, rival: str = "the bar") -> common.Row:
-    """A row of milliseconds beside its bar."""
+    """Return a row in milliseconds, relative to its limit."""
     return common.Row(case, seconds * 1e3, "ms", rival, bar_s * 1e3, seconds / bar_s, "<= 1.0")
 
 
 def test_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> list[common.Row]:
-    """Many small tests, beside the rivals."""
+    """Return rows for many small tests, relative to the rivals."""
     choice = choice_of(board)
     layers = make_layers(folder / "layers", tests)
-    together(choice, layers[:1])  # puts the agent there
+    together(choice, layers[:1])  # install the agent
     (folder / "rival").mkdir()
     rival = Rival(board, folder / "rival")
     turn = 0
 
     def fresh(way: Callable[[], float]) -> float:
-        """A way with programs that the board has not seen; the agent was used within the last minute."""
+        """Run the tests with programs that are new to the board. The agent was used within the last minute."""
         nonlocal turn
         turn += 1
         one_by_one(choice, layers[:1])
@@ -89,7 +90,7 @@ def test_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> lis
 
     ways = {"plain": rival.plain, "master a test": rival.master_a_test, "master kept": rival.master_kept}
 
-    # A warm-up of 50 of the slow ones would be a minute of nothing.
+    # The warm-up has only one test, because 50 tests of the slow rivals would take a minute.
     def way_of(way: Callable[..., float]) -> Callable[[int], float]:
         return lambda number: way(layers if number else layers[:1])
 
@@ -120,7 +121,7 @@ def test_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> lis
 
 
 def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.Row]:
-    """Opening a session; one more test on it; a command, beside ssh's through an open master."""
+    """Return rows for opening a session, an additional test, and a command relative to ssh through an open master."""
     choice = choice_of(board)
     layers = make_layers(folder / "more", rounds)
     opening, one_more = [], []

@@ -1,4 +1,4 @@
-"""Many bytes over SSH: a file to the board's disk, tensors to and from its memory."""
+"""Measure the transfer of large data over SSH: a file to the board's disk, and tensors to and from its memory."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ func.func @main(%x: tensor<1xf32>) -> tensor<{COUNT}xf32> {{
 
 
 def bulk_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
-    """All of it."""
+    """Return all rows."""
     return [*file_rows(board, choice, folder, rounds), *tensor_rows(board, choice, folder, rounds)]
 
 
 def file_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
-    """A file that the board does not have, hashed here and verified there, beside scp, which does neither."""
+    """Return rows for a file that is new to the board.
+
+    hil hashes it here and verifies it there; the rival scp does not.
+    """
     file = folder / "big.bin"
     rival = Rival(board, folder)
     content = bytearray(os.urandom(FILE_BYTES))
@@ -91,7 +94,7 @@ def file_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: in
 
 
 def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: int) -> list[common.Row]:
-    """Tensors through the tunnel, beside a bare socket; the program's own time on the board aside."""
+    """Return rows for tensors through the tunnel, without the program's time, relative to a plain socket."""
     programs = {}
     for name, text in (("take", TAKE), ("give", GIVE)):
         (folder / f"{name}.mlir").write_text(text)

@@ -1,7 +1,7 @@
-"""What the agent takes of an aarch64 board's disk and memory.
+"""Measure the agent's disk space and memory on an aarch64 board.
 
-Measured on a whole machine (qemu-system-aarch64): its kernel counts the pages of the board's own processes, and no
-emulator is among them.
+The board is a whole emulated machine (qemu-system-aarch64), so that its kernel counts only pages of the board's
+processes, without an emulator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tools.virtual_board import VirtualBoard, start
 DISK_BAR_MB = 75.0
 MEMORY_BAR_MB = 60.0
 SETTLE_S = 3.0
-# The agent gives back what it keeps ready after a minute without a session.
+# After a minute without a session, the agent frees the memory of spare workers.
 IDLE_S = 90.0
-# The processes of hil's, each with its resident memory and its fair share of what it has in common with others, in KiB.
+# Prints for each process of hil the resident memory, and the memory with its share of shared pages (PSS), in KiB.
 MEMORY = """
 for place in /proc/[0-9]*; do
     case $(tr '\\0' ' ' 2>/dev/null <"$place/cmdline") in
@@ -35,7 +35,7 @@ done 2>/dev/null
 
 
 def memory_mb(board: VirtualBoard) -> list[tuple[float, float]]:
-    """Resident and proportional memory of each process of hil's, the largest first."""
+    """Return the resident and the proportional memory of each process of hil in MB, the largest first."""
     lines = board.run(["sh", "-c", MEMORY], check=True).stdout.splitlines()
     return sorted((tuple(int(word) * 1024 / 1e6 for word in line.split()) for line in lines), reverse=True)
 
@@ -43,7 +43,7 @@ def memory_mb(board: VirtualBoard) -> list[tuple[float, float]]:
 def footprint_rows(
     folder: Path, choice_of: Callable[[VirtualBoard], BoardChoice], notes: list[str]
 ) -> list[common.Row]:
-    """The agent with its IREE runtime just after its deploy, and once it has been idle for a while."""
+    """Return rows for the agent with its IREE runtime, just after deployment and after an idle time."""
     print("starting an emulated machine ...", file=sys.stderr)
     board = start(folder / "machine", name="machine", arch="aarch64", system=True)
     try:

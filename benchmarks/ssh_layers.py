@@ -1,7 +1,7 @@
-"""Small layer tests, compiled beforehand, and hil's way of running them over SSH.
+"""Make small layer tests, compiled in advance, and run them with hil over SSH.
 
-As a program, ``python -m benchmarks.ssh_layers FOLDER ADDRESS IDENTITY KNOWN_HOSTS`` runs the tests of a folder once: a
-whole process, whose start and imports count for who times it.
+``python -m benchmarks.ssh_layers FOLDER ADDRESS IDENTITY KNOWN_HOSTS`` runs the tests of a directory once. The time of
+this process includes its start and imports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ func.func @main(%x: tensor<1x{n}xf32>) -> tensor<1x{m}xf32> {{
 
 @dataclass(frozen=True)
 class Layer:
-    """One test in a folder: the program, its input ``x.npy`` and what must come out, ``expected.npy``."""
+    """Test in a directory: the program, its input ``x.npy`` and the expected output ``expected.npy``."""
 
     folder: Path
 
@@ -52,13 +52,13 @@ class Layer:
         return self.folder / "x.npy"
 
     def check(self, given: np.ndarray) -> None:
-        """Small whole numbers: every right answer is the same to the bit."""
+        """Check an output. The values are small whole numbers, so that right outputs are bit-equal."""
         expected = np.load(self.folder / "expected.npy")
         assert given.dtype == expected.dtype and np.array_equal(given, expected), self.folder
 
 
 def make_layers(folder: Path, count: int) -> list[Layer]:
-    """Write and compile dense layers with ReLU, each of another size and with weights of its own."""
+    """Write and compile dense layers with ReLU. Each has a different size and different weights."""
     from benchmarks.common import compile_mlir
 
     rng = np.random.default_rng(0)
@@ -77,20 +77,20 @@ def make_layers(folder: Path, count: int) -> list[Layer]:
 
 
 def renew(layers: Sequence[Layer], turn: int) -> None:
-    """Change the programs behind their end, where IREE does not look: no board has these yet."""
+    """Append bytes to the programs, which IREE ignores, so that the programs are new to the board."""
     for layer in layers:
         with layer.program.open("ab") as file:
             file.write(turn.to_bytes(8, "little"))
 
 
 def choice_for(address: str, identity: Path, known_hosts: Path) -> BoardChoice:
-    """A board by its address, running on one thread as the rivals do."""
+    """Return a board by its address. Programs use one thread, like the rivals."""
     choice = choose(address, identity=identity, known_hosts=known_hosts)
     return replace(choice, config=replace(choice.config, devices={"iree": DEVICE}))
 
 
 def artifact_of(layer: Layer) -> Artifact:
-    """A layer's program, under its folder's name."""
+    """Return the artifact with a layer's program."""
     name = f"{layer.folder.name}.vmfb"
     return Artifact("iree", name, {name: layer.program}, {name: digest_file(layer.program)}, "main", "none")
 
@@ -111,7 +111,7 @@ def run(board: Board, layer: Layer, artifact: Artifact) -> None:
 
 
 def one_by_one(choice: BoardChoice, layers: Sequence[Layer]) -> float:
-    """Seconds for connecting, all tests, and closing."""
+    """Return the seconds for connecting, running all tests, and closing."""
     start = time.perf_counter()
     with open_board(replace(choice, purpose="benchmark")) as board:
         for layer in layers:
@@ -120,7 +120,7 @@ def one_by_one(choice: BoardChoice, layers: Sequence[Layer]) -> float:
 
 
 def together(choice: BoardChoice, layers: Sequence[Layer]) -> float:
-    """The same with all programs in one upload."""
+    """Return the same seconds with one upload of all programs."""
     start = time.perf_counter()
     artifacts = [artifact_of(layer) for layer in layers]
     files = {artifact.main: layer.program for artifact, layer in zip(artifacts, layers, strict=True)}
@@ -133,7 +133,7 @@ def together(choice: BoardChoice, layers: Sequence[Layer]) -> float:
 
 
 def main() -> None:
-    """Run the tests of a folder."""
+    """Run the tests of a directory."""
     folder, address, identity, known_hosts = sys.argv[1:]
     choice = choice_for(address, Path(identity), Path(known_hosts))
     layers = [Layer(path.parent) for path in sorted(Path(folder).glob("*/layer.vmfb"))]

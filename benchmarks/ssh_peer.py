@@ -1,6 +1,6 @@
-"""A bare process on a board: takes and gives bytes over a Unix socket, for one client, as ``bare_peer.py`` does on TCP.
+"""Transfer bytes over a Unix socket on a board for one client, like ``bare_peer.py`` over TCP.
 
-Started as ``python3 - PATH SIZE`` with this text on its stdin: the board has no packages.
+Started as ``python3 - PATH SIZE`` with this file on stdin, because the board has no packages.
 """
 
 import socket
@@ -12,7 +12,7 @@ ORDER = struct.Struct("<cQ")
 
 
 def main() -> None:
-    """Serve one client until it hangs up."""
+    """Serve one client until it disconnects."""
     path, size = sys.argv[1], int(sys.argv[2])
     buffer = memoryview(bytearray(b"x" * size))
     with socket.socket(socket.AF_UNIX) as listener:

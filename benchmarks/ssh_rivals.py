@@ -1,6 +1,6 @@
-"""What people do without an agent: scp and ssh for every test, each on a connection of its own or through a master.
+"""Run tests without an agent: scp and ssh for each test, with separate connections or through a master connection.
 
-The commands are OpenSSH's with its own defaults, ciphers and key exchange too, but for the board's key and ours.
+The commands use OpenSSH's defaults, also for ciphers and key exchange. Only the keys are set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GCM = ("-c", "aes128-gcm@openssh.com")
 
 
 class Rival:
-    """OpenSSH's commands to a board; iree-run-module is put there first."""
+    """OpenSSH's commands for a board. iree-run-module is copied to the board first."""
 
     def __init__(self, board: VirtualBoard, scratch: Path) -> None:
         self._options = board.ssh()[1:-1]
@@ -41,7 +41,7 @@ class Rival:
         self.ssh("chmod", "+x", RUNNER)
 
     def ssh(self, *words: str, through: Sequence[str] = ()) -> None:
-        """A command on the board; ``through`` are options, a master's for one."""
+        """Run a command on the board. ``through`` are additional options, such as those of a master connection."""
         self._do(["ssh", "-T", *through, *self._options, self.address, *words])
 
     def scp(self, sources: Sequence[str], target: str, through: Sequence[str] = ()) -> None:
@@ -50,7 +50,7 @@ class Rival:
 
     @contextlib.contextmanager
     def master(self, *options: str) -> Iterator[tuple[str, ...]]:
-        """An open master connection; gives the options that lead others through it."""
+        """Open a master connection. Yield the options with which other commands use it."""
         path = ("-o", f"ControlPath={self._socket}")
         opening = ["ssh", "-MNf", *path, "-o", "ControlMaster=yes", "-o", "ControlPersist=10s"]
         self._do([*opening, *options, *self._options, self.address])
@@ -60,7 +60,7 @@ class Rival:
             self._do(["ssh", "-O", "exit", *path, *self._options, self.address])
 
     def plain(self, layers: Sequence[Layer]) -> float:
-        """Three connections a test: the files there, the run, the output back."""
+        """Use three connections per test: copy the files, run, copy the output back."""
         start = time.perf_counter()
         for layer in layers:
             self.scp([str(layer.program), str(layer.x)], f"{self.address}:{FOLDER}/")
@@ -69,7 +69,7 @@ class Rival:
         return time.perf_counter() - start
 
     def master_a_test(self, layers: Sequence[Layer]) -> float:
-        """A master opened and closed for every test, and a process for each file: ten processes a test."""
+        """Open and close a master for each test, with a process for each file: ten processes per test."""
         start = time.perf_counter()
         for layer in layers:
             with self.master() as through:
@@ -77,7 +77,7 @@ class Rival:
         return time.perf_counter() - start
 
     def master_kept(self, layers: Sequence[Layer]) -> float:
-        """The same through one master that stays open."""
+        """Use one master that stays open for all tests."""
         start = time.perf_counter()
         with self.master() as through:
             for layer in layers:
@@ -104,14 +104,14 @@ class Rival:
 
     @staticmethod
     def _do(command: Sequence[str]) -> None:
-        # A master goes on in the background: it must not keep pipes of ours open.
+        # A master continues in the background, so it must not inherit our pipes.
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if ended.returncode:
             sys.exit(f"{command} failed with exit code {ended.returncode}")
 
 
 class BareTunnel:
-    """A plain socket through an ``ssh -L`` of its own to a process on the board that takes and gives bytes."""
+    """Plain socket through a separate ``ssh -L`` to a process on the board that transfers bytes."""
 
     def __init__(self, board: VirtualBoard, scratch: Path, size: int) -> None:
         far, near = f"{FOLDER}/peer.sock", scratch / "peer.sock"
@@ -135,7 +135,7 @@ class BareTunnel:
         self._answer = memoryview(bytearray(1))
 
     def there(self, view: memoryview) -> float:
-        """Seconds until all bytes lie in the far process's memory."""
+        """Return the seconds until all bytes are in the memory of the process on the board."""
         start = time.perf_counter()
         self._socket.sendall(ORDER.pack(b"s", view.nbytes))
         self._socket.sendall(view)
@@ -143,14 +143,14 @@ class BareTunnel:
         return time.perf_counter() - start
 
     def back(self, view: memoryview) -> float:
-        """Seconds until all bytes lie in this process's memory."""
+        """Return the seconds until all bytes are in the memory of this process."""
         start = time.perf_counter()
         self._socket.sendall(ORDER.pack(b"r", view.nbytes))
         receive_into(self._socket, view)
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """End the tunnel and, with its only client, the far process."""
+        """End the tunnel. The process on the board then ends, because it has no other client."""
         self._socket.close()
         self._peer.wait(10)
         self._tunnel.terminate()

@@ -1,9 +1,9 @@
-"""Whole commands: `hil run` on the simulator beside what people would type instead.
+"""Measure whole commands: `hil run` on the simulator, relative to other commands for the same task.
 
-Everything is cached and the simulator is there (`warm`), or the model is another one each time (`changed`). The rivals:
-`polygraphy run --onnxrt` of the same model, which compares nothing; a script that calls `iree-run-module` and compares
-with NumPy; and `iree-import-onnx`, `iree-compile`, `iree-run-module`, one after the other. All are processes, from
-their start to their end, in turns.
+Either everything is cached and the simulator runs (`warm`), or the model changes each time (`changed`). There are three
+rivals: `polygraphy run --onnxrt` with the same model, which compares nothing; a script that calls `iree-run-module` and
+compares with NumPy; and the sequence `iree-import-onnx`, `iree-compile`, `iree-run-module`. The time is from the start
+to the end of a process. The commands alternate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hil.core.boards import load_board
 MODEL = Path(__file__).parents[1] / "examples" / "digits" / "digits_cnn.onnx"
 POLYGRAPHY = "polygraphy==0.53.*"
 MANY = 10
-# What a script without hil does, after the program is there.
+# Script without hil, for an existing program.
 SCRIPT = """
 import subprocess, sys
 import numpy as np
@@ -38,7 +38,7 @@ assert np.allclose(np.load("y.npy"), np.load("expected.npy"), rtol=1e-5, atol=1e
 
 
 def changed(path: Path, number: int) -> Path:
-    """The model with another weight."""
+    """Write the model with a different weight."""
     model = onnx.load(MODEL)
     weight = max(model.graph.initializer, key=lambda one: len(one.raw_data))
     values = numpy_helper.to_array(weight).copy()
@@ -49,12 +49,12 @@ def changed(path: Path, number: int) -> Path:
 
 
 def tool(name: str) -> str:
-    """A command of the environment that we run in."""
+    """Return the path of a command in this environment."""
     return str(Path(sys.executable).parent / name)
 
 
 class Place:
-    """A folder with a home, a cache and the files of the rivals."""
+    """Directory with a home, a cache and the files of the rivals."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Place:
         self.flags = load_board("sim").config.compile_flags["iree"]
 
     def run(self, *command: str | Path) -> float:
-        """The seconds of a command that has to succeed."""
+        """Run a command, which must succeed. Return the seconds."""
         start = time.perf_counter()
         subprocess.run(
             command,
@@ -78,11 +78,11 @@ class Place:
         return time.perf_counter() - start
 
     def hil(self, *models: Path) -> float:
-        """The seconds of `hil run` on the simulator."""
+        """Return the seconds of `hil run` on the simulator."""
         return self.run(tool("hil"), "run", *models, "--runtime-hw-type", "sim")
 
     def program(self, model: Path) -> float:
-        """The seconds of importing, compiling and running a model with IREE's tools."""
+        """Return the seconds for importing, compiling and running a model with IREE's tools."""
         tools = [
             [tool("iree-import-onnx"), model, "-o", "m.mlir"],
             [tool("iree-compile"), "m.mlir", "-o", "m.vmfb", *self.flags],
@@ -126,7 +126,7 @@ def main() -> None:
         try:
             taken = common.interleave(cases, asked.rounds)
         finally:
-            subprocess.run(["pkill", "-f", scratch])  # the simulator that is kept
+            subprocess.run(["pkill", "-f", scratch])  # end the simulator, which hil keeps for reuse
     more = [(many - one) / (MANY - 1) for many, one in zip(taken["many"], taken["hil"], strict=True)]
     mine = taken["hil"]
     rows = [

@@ -1,9 +1,9 @@
-"""128 MiB to and from preallocated memory and to disk, each beside a raw loopback socket in the same run, and TVM RPC.
+"""Measure 128 MiB to and from preallocated memory and to disk, relative to a loopback socket and TVM RPC.
 
-Tensors go through a whole call, are verified by digest on the far side, and come back into an array that is there
-already. Of a call's wall time, the time on the board between the last input byte and the first output byte is
-subtracted (``common.busy_ns``: the program itself runs then), so what is left is what moving the bytes costs. The
-raw socket sends from and receives into memory that was touched before, and verifies nothing.
+Tensors are part of a whole call. The receiver verifies them by digest, and outputs go into an existing array. The
+result is the cost of moving the bytes: the call's wall time without the time on the board between the last input byte
+and the first output byte (``common.busy_ns``), in which the program runs. The raw socket uses memory that was touched
+before, and verifies nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TVM_SIZE = 16 << 20
 
 
 def models(folder: Path) -> tuple[Path, Path]:
-    """One that takes 32M float32 and gives one of them; one that takes one and gives 32M of it."""
+    """Write two models: 32M float32 values in and one value out; one value in and 32M copies out."""
     big = helper.make_tensor_value_info("x", TensorProto.FLOAT, [COUNT])
     one = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     last = helper.make_tensor("last", TensorProto.INT64, [1], [COUNT - 1])

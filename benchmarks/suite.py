@@ -1,13 +1,14 @@
-"""A suite of 50 layers on a board over SSH, everything warm, beside scripts of scp and ssh; and what a case costs.
+"""Measure a warm suite of 50 layers on a board over SSH, relative to scripts with scp and ssh, and the cost of a case.
 
-- 50 layers of one model, reports included, beside the same layers' programs and inputs copied and run one by
-  one, through a master that is opened for every test and through one that stays open. Every output is checked.
-- hil's own time a case on the simulator: what a suite of 200 cases takes longer than one of 100, without the time that
-  the board itself computed.
-- A thousand layers of one generated model, as the command `hil suite run`: cases a second when all is compiled, and the
-  command's peak memory.
+- 50 layers of one model, including reports. The rivals copy and run the same programs and inputs one by one, with a
+  master connection per test, or with one master connection. All outputs are checked.
+- hil's overhead per case on the simulator: the additional time of a suite of 200 cases over a suite of 100 cases,
+  without the board's computing time.
+- A thousand layers of a generated model with the command `hil suite run`: cases per second if everything is compiled,
+  and the command's peak memory.
 
-Run as `python -m benchmarks.suite`. The first needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
+Run it as `python -m benchmarks.suite`. The first part uses a virtual board, which needs Linux, root, apt-get and
+OpenSSH's client.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from tools.virtual_board import VirtualBoard, start
 
-# Of a thousand layers: their weights are 66 MB.
+# Width of each of a thousand layers. The weights have 66 MB.
 _NARROW = 32
 
 
 class Quiet:
-    """Nobody is told how a suite goes on."""
+    """Progress without output."""
 
     def begin(self, total: int, done: object) -> None: ...
 
@@ -47,7 +48,7 @@ class Quiet:
 
 
 def dense_model(path: Path, layers: int, stem: str = "dense", width: int = WIDTH) -> Path:
-    """Layers like those of the rivals: a matrix product, each of another size, joined side by side."""
+    """Write a model with layers like the rivals' tests: matrix products of different sizes, in parallel."""
     rng = np.random.default_rng(0)
     nodes, weights, inputs, outputs = [], [], [], []
     for number in range(layers):
@@ -62,7 +63,7 @@ def dense_model(path: Path, layers: int, stem: str = "dense", width: int = WIDTH
 
 
 def suite(models: Path, out: Path, cases: int, **request: object) -> tuple[float, SuiteRun]:
-    """Run the layers of a folder's models; seconds, reports included, and the run."""
+    """Run the layers of a directory's models. Return the seconds, including reports, and the run."""
     start = time.perf_counter()
     run = run_suite(SuiteRequest(str(models), filters=("*_layer_*",), **request), out=out, screen=Quiet())
     seconds = time.perf_counter() - start
@@ -72,7 +73,7 @@ def suite(models: Path, out: Path, cases: int, **request: object) -> tuple[float
 
 
 def board_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> list[common.Row]:
-    """The suite on a board over SSH, beside the rivals."""
+    """Return rows for the suite on a board over SSH, relative to the rivals."""
     (folder / "models").mkdir()
     models = dense_model(folder / "models", tests)
     ssh = {"identity": str(board.identity), "known_hosts": str(board.known_hosts)}
@@ -102,7 +103,7 @@ def board_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> li
 
 
 def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
-    """What a case costs on the simulator, for each runtime."""
+    """Return rows for the cost of a case on the simulator, for each runtime."""
     rows = []
     for flow in ("iree", "onnxruntime"):
         sizes = {}
@@ -123,7 +124,7 @@ def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
 
 
 def many_rows(folder: Path, count: int, rounds: int) -> list[common.Row]:
-    """So many layers of one model on the simulator, in a process of their own."""
+    """Return rows for ``count`` layers of one model on the simulator, in a separate process."""
     (folder / "many").mkdir()
     models = dense_model(folder / "many", count, width=_NARROW)
     command = [sys.executable, "-m", "hil", "suite", "run", str(models), "--flow", "iree", "--filter", "*_layer_*"]

@@ -1,8 +1,8 @@
-"""A million operations written as a trace for Perfetto, beside Chrome's JSON form of the same rows.
+"""Write a million operations as a trace for Perfetto, relative to Chrome's JSON format of the same rows.
 
-Both writers read the rows from a profile's table on disk, as hil does, and both files tell the same of each operation.
-Each runs in a process of its own; its memory is that process's peak. What reading the table takes alone is told apart.
-Run it as `python -m benchmarks.trace`.
+Both writers read the rows from a profile's table on disk, like hil, and write the same data for each operation. Each
+writer runs in a separate process, whose peak memory is measured. The time for only reading the table is reported
+separately. Run it as `python -m benchmarks.trace`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hil.controller.analysis.profile.trace import write_trace
 from hil.core.clock import ClockFit
 from hil.core.timeline import OpRow, Profile
 
-OPS = 200  # operations of the model
+OPS = 200  # number of different operations in the model
 CLOCK = ClockFit(offset_ns=3_600_000_000_000, drift=200e-6, at_host_ns=10**12, error_ns=10_000)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one writer took: seconds of the clock and of the processor, peak memory and the file's size in MB."""
+    """Cost of a writer: wall and CPU seconds, peak memory and file size in MB."""
 
     seconds: float
     cpu_seconds: float
@@ -42,7 +42,7 @@ class Cost:
 
 
 def made_rows(count: int) -> Iterator[OpRow]:
-    """Operations of 2 to 100 us, each on up to four threads, one after another."""
+    """Yield operations of 2 to 100 us in sequence, each on up to four threads."""
     dice = random.Random(0)
     at = CLOCK.at_host_ns + CLOCK.offset_ns
     for number in range(count):
@@ -70,14 +70,14 @@ def made_rows(count: int) -> Iterator[OpRow]:
 
 
 def perfetto(table: Path, count: int, out: Path) -> None:
-    """As hil writes it."""
+    """Write the trace with hil."""
     rows = StoredRows(table, count)
     empty = Profile("made", "m", "rpi5", "iree", rows, [], [], [], [], CLOCK)
     write_trace([empty], out)
 
 
 def chrome_json(table: Path, count: int, out: Path) -> None:
-    """As whoever has Python's json and no more."""
+    """Write the trace with only Python's json module."""
     with out.open("w") as file:
         file.write('{"traceEvents":[\n')
         for number, row in enumerate(StoredRows(table, count)):
@@ -105,7 +105,7 @@ def chrome_json(table: Path, count: int, out: Path) -> None:
 
 
 def reading(table: Path, count: int, out: Path) -> None:
-    """Nothing is written."""
+    """Read the table without writing."""
     out.touch()
     assert sum(1 for _ in StoredRows(table, count)) == count
 
@@ -119,19 +119,19 @@ WRITERS: dict[str, tuple[Callable[[Path, int, Path], None], str]] = {
 
 
 def cost(name: str, table: Path, count: int) -> Cost:
-    """Run one writer; in a process that has done nothing else."""
+    """Run a writer and measure it. Call this in a new process."""
     write, file = WRITERS[name]
     out = table.with_name(file)
     start, cpu_start = time.perf_counter(), time.process_time()
     write(table, count, out)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    # Kilobytes, but for macOS.
+    # ru_maxrss is in kilobytes, but in bytes on macOS.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return Cost(seconds, cpu_seconds, peak / 1e6, out.stat().st_size / 1e6)
 
 
 def alone(name: str, table: Path, count: int) -> Cost:
-    """The same in a new process."""
+    """Run a writer in a new process and measure it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(cost, name, table, count).result()
 

@@ -1,7 +1,7 @@
-"""TVM RPC as a rival, in its own environment: a client here, and TVM's own server in a process that it starts.
+"""Serve TVM RPC as a rival in a separate environment: a client in this process, and TVM's server in another process.
 
-Orders on stdin, answers on stdout, one JSON document a line:
-``{"op": "invoke", "count": N}`` -> seconds of N calls; ``{"op": "bulk", "bytes": N}`` -> [seconds there, seconds back].
+Reads orders from stdin and prints replies, one JSON document per line. ``{"op": "invoke", "count": N}`` -> seconds of N
+calls; ``{"op": "bulk", "bytes": N}`` -> [seconds to the server, seconds back].
 """
 
 import json
@@ -19,7 +19,7 @@ COUNT = 4096
 
 
 def library(folder: Path) -> Path:
-    """A compiled y = x + 1 of 4096 float32."""
+    """Compile y = x + 1 for 4096 float32 values. Return the library."""
     x = te.placeholder((COUNT,), name="x")
     y = te.compute((COUNT,), lambda i: x[i] + 1.0, name="y")
     path = folder / "add.so"
@@ -31,7 +31,7 @@ def library(folder: Path) -> Path:
 def main() -> None:
     """Serve orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever TVM prints is no answer
+    os.dup2(2, 1)  # output of TVM must not look like a reply
     server = rpc.Server("127.0.0.1", port=19090, port_end=19990, silent=True)
     with tempfile.TemporaryDirectory() as scratch:
         remote = rpc.connect("127.0.0.1", server.port)
@@ -70,7 +70,7 @@ def main() -> None:
             said = invoke(order["count"]) if order["op"] == "invoke" else bulk(order["bytes"])
             print(json.dumps(said), file=answers, flush=True)
     server.terminate()
-    os._exit(0)  # TVM's threads would keep the process
+    os._exit(0)  # exit despite TVM's threads
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""`hil web` on a million results: the first index, every page while it is made and after, a new session, memory.
+"""Measure `hil web` with a million results: first index, pages during and after indexing, new sessions, memory.
 
-- A year of a suite's sessions is written first, 2,000 of 500 cases each and one of 50,000 (`web_store.py`);
-  `--keep DIR` keeps them there for the next run, which goes on where it was cut off.
-- Pages are asked for over one connection to a server process, one after another, each time another address; a time is
-  that of the whole answer. `p95` has the bar.
-- In Chromium, where there is one: the first contentful paint of a page that was never open, and how long it takes until
-  a large graph and the maps of a large tensor are seen (`web_sights.py`).
-- Beside: datasette on the same index (`--datasette PYTHON`, of an environment that has it), for the tables that both
-  show; and the way of pages that keep a session as one JSON file, read in full and rendered, in process.
+- The benchmark first writes a year of sessions of a suite: 2,000 sessions of 500 cases, and one of 50,000
+  (`web_store.py`). `--keep DIR` keeps them for the next run, which continues an interrupted write.
+- Pages are requested in sequence over one connection to a server process, with a different address each time. The time
+  is for the whole response. The limit applies to `p95`.
+- In Chromium, if available: the first contentful paint of a page that was never open, and the time until a large graph
+  and the maps of a large tensor are visible (`web_sights.py`).
+- There are two rivals: datasette on the same index (`--datasette PYTHON`, the interpreter of an environment with
+  datasette), for tables that both show; and a session as one JSON file that is read completely and rendered in this
+  process.
 
-Run it as `python -m benchmarks.web`; `--quick` is a small size that shows that it works.
+Run it as `python -m benchmarks.web`. `--quick` uses a small size, to check that the benchmark works.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.web_store import Case, make_store, write_session
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Size of the measurement."""
 
     sessions: int = 2000
     cases: int = 500
@@ -46,7 +47,7 @@ class Size:
     elements: int = 25_000_000
     nodes: int = 5000
     rounds: int = 20
-    news: int = 5  # sessions that are added while it runs
+    news: int = 5  # number of sessions that are added during the run
     idle_s: float = 20.0
 
 
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def measure(size: Size, place: Path, scratch: Path, python: str, notes: list[str]) -> list[Row]:
-    """All rows."""
+    """Return all rows."""
     root, cache = place / "sessions", scratch / "cache"
     shutil.rmtree(root / "new", ignore_errors=True)
     folders = make_store(root, size.sessions, size.cases, size.large, lambda text: print(text, file=sys.stderr))
@@ -98,12 +99,12 @@ def measure(size: Size, place: Path, scratch: Path, python: str, notes: list[str
 
 
 def first_index(server: Server, folders: Sequence[Path], size: Size, notes: list[str]) -> list[Row]:
-    """Pages while everything is read for the first time; those of sessions that are not read yet are not counted."""
+    """Return rows for pages during the first indexing. Pages of sessions that are not indexed yet do not count."""
     begun, shown = time.perf_counter(), set[bytes]()
 
     def over(body: bytes) -> bool:
         shown.add(body.partition(READING)[2][:60])
-        # What is no page (a graph's data) does not say it.
+        # Only pages contain this text, not other responses such as a graph's data.
         return body.startswith(b"<!doctype") and READING not in body
 
     times = ask_until(server, pages(folders), over)
@@ -116,7 +117,7 @@ def first_index(server: Server, folders: Sequence[Path], size: Size, notes: list
 
 
 def new_sessions(server: Server, root: Path, size: Size, notes: list[str]) -> list[Row]:
-    """From the moment that a session's folder is there until the page of sessions has it."""
+    """Return a row for the time from creating a session's directory until the page of sessions shows it."""
     cases = [Case(number) for number in range(size.cases)]
     waits = []
     for number in range(size.news):
@@ -126,7 +127,7 @@ def new_sessions(server: Server, root: Path, size: Size, notes: list[str]) -> li
         begun = time.perf_counter()
         while f"new%2F{number:04x}".encode() not in server.get("/")[2]:
             if time.perf_counter() - begun > 60:
-                break  # a miss, and no reason to lose the other figures
+                break  # the limit is missed; continue with the other measurements
             time.sleep(0.02)
         waits.append(time.perf_counter() - begun)
     notes.append("new sessions took " + ", ".join(f"{one:.2f}" for one in waits) + " s")
@@ -134,7 +135,7 @@ def new_sessions(server: Server, root: Path, size: Size, notes: list[str]) -> li
 
 
 def judged(server: Server) -> float:
-    """Seconds until the page of regressions says no more that histories are not yet analysed."""
+    """Return the seconds until the page of regressions shows that all histories are analysed."""
     begun = time.perf_counter()
     while b"are not yet analysed" in server.get("/history/regressions")[2]:
         assert time.perf_counter() - begun < 600, "histories not analysed in time"
@@ -143,7 +144,7 @@ def judged(server: Server) -> float:
 
 
 def paints(server: Server, addresses: dict[str, object], size: Size, notes: list[str]) -> list[Row]:
-    """First contentful paint in Chromium, of pages that it never opened."""
+    """Return rows for the first contentful paint in Chromium, for pages that it never opened."""
     sys.path.append(str(common.HERE.parent / "tests"))
     from support.browser import Page, find_browser
 
@@ -174,7 +175,7 @@ def paints(server: Server, addresses: dict[str, object], size: Size, notes: list
 def beside_datasette(
     server: Server, index: Path, folders: Sequence[Path], size: Size, python: str, notes: list[str]
 ) -> list[Row]:
-    """The pages of tables beside datasette's of the same rows, rounds interleaved."""
+    """Return rows for pages with tables, relative to datasette with the same rows. Rounds are interleaved."""
     found = datasette_python(python, notes)
     if found is None:
         return []
@@ -200,7 +201,7 @@ def beside_datasette(
 
 
 def beside_one_json(idle: Times, folders: Sequence[Path], scratch: Path, size: Size) -> list[Row]:
-    """The page of a session, HTTP and all, beside reading one JSON file in full and rendering it, in process."""
+    """Return rows for a session's page over HTTP, relative to reading and rendering one JSON file in this process."""
     read = reading_in_full()
     rows = []
     for name, folder in (("session of 500 cases", folders[0]), ("session of 50,000 cases", folders[-1])):

@@ -1,4 +1,4 @@
-"""Two more sessions for the benchmark of `hil web`: a case with large tensors, and a bisection of a large model."""
+"""Write two sessions for the benchmark of `hil web`: a case with large tensors, and a bisection of a large model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIDE = 500
 
 
 def make_extras(root: Path, elements: int, nodes: int) -> None:
-    """Write those that are not there yet, below ``extra/``: an output of so many elements, a graph of so many nodes."""
+    """Write missing sessions below ``extra/``: an output with ``elements`` elements, a graph with ``nodes`` nodes."""
     for name, write in ((TENSOR, _write_tensor), (GRAPH, write_graph)):
         folder, part = root / "extra" / name, root / "extra" / f".{name}"
         if not folder.exists():
@@ -30,7 +30,7 @@ def make_extras(root: Path, elements: int, nodes: int) -> None:
 
 
 def _write_tensor(folder: Path, elements: int) -> None:
-    """Outputs beside references of float32 that differ by noise, and in one element by more."""
+    """Write float32 outputs and references that differ by noise, and by more in one element."""
     shape = (1, max(1, elements // _SIDE**2), _SIDE, min(_SIDE, elements))
     rng = np.random.default_rng(0)
     reference = rng.standard_normal(shape, np.float32)
@@ -51,10 +51,12 @@ def _write_tensor(folder: Path, elements: int) -> None:
 
 
 def write_graph(folder: Path, nodes: int, name: str = "large") -> None:
-    """A bisection that knows the error of each node of a model: a chain whose every fifth adds what came five before.
+    """Write a bisection with the error of each node of a model.
+
+    The model is a chain in which every fifth node also adds the value from five nodes before.
 
     Args:
-        name: of the model's graph; models of other names are laid out anew.
+        name: name of the model's graph. A new name requires a new layout.
     """
     names = ["x", *(f"t{number}" for number in range(nodes))]
     made = [

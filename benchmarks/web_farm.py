@@ -1,8 +1,8 @@
-"""The pages of a farm in `hil web`: 20 boards, 20,000 events, 5,000 jobs that ended and 2,000 that wait.
+"""Measure the farm pages of `hil web`: 20 boards, 20,000 events, 5,000 ended jobs and 2,000 queued jobs.
 
-A farm of its own (gateway and embedded database) has these as rows; nothing runs. A time is that of a whole answer,
-over one connection; the first of each page, and the 95th percentile of the others, each after the charts' time has
-passed that `hil web` keeps them for.
+A separate farm (gateway and embedded database) has these as rows; no job runs. The time is for a whole response over
+one connection: the first response of each page, and the 95th percentile of the other responses. Each request is sent
+after the cached charts of `hil web` have expired.
 
 Run it as `python -m benchmarks.web_farm`; `--rounds N` (default: 20), `--events N`.
 """
@@ -34,7 +34,7 @@ PAGES = {
     "queue, 200 on a page": "/queue?hours=168&limit=2000",
     "queue, its last page": "/queue?hours=168&page=20",
 }
-# Charts are made anew after so long: `hil.controller.web.farm.link`.
+# Time after which charts are computed again: see `hil.controller.web.farm.link`.
 _PAUSE_S = 15.5
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         stack.enter_context(LocalFarm(home, UpOptions(), lambda text: None, threading.Event()))
         fill(embedded_url(home), given.events)
         server = stack.enter_context(hil_web(runs, Path(scratch) / "cache", "--farm", "local"))
-        while server.get("/boards")[1] != 200:  # the farm is not called yet
+        while server.get("/boards")[1] != 200:  # wait until `hil web` has called the farm
             time.sleep(0.1)
         seconds: dict[str, list[float]] = {name: [] for name in PAGES}
         for number in range(1 + given.rounds):
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def fill(url: str, events: int) -> None:
-    """Write the rows: jobs begin one after another, wait five seconds each and take four."""
+    """Write the rows. Jobs start in sequence; each waits five seconds and takes four seconds."""
     from support.farm_rows import board, job, lease, rows, submission, with_tx
 
     async def columns(tx: Any, table: str, *but: str) -> str:

@@ -1,4 +1,4 @@
-"""The pages that are measured: of each, addresses that differ, so that nobody answers from what was asked before."""
+"""Define the measured pages. The addresses of a page differ, so that no response comes from a cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.web_server import Server
 from benchmarks.web_store import TARGETS, Case
 
 P95 = 0.95
-# What is asked of a page, in milliseconds, where that is not what is asked of any.
+# Default limit for pages in milliseconds, and the limits of pages that differ.
 BAR = 100
 BARS = {"the same, what is drawn": 2000, "the same, its maps": 1000, "the same, its errors": 1000}
 Addresses = Callable[[int], str]
 
 
 def pages(folders: Sequence[Path]) -> dict[str, Addresses]:
-    """Page -> its address the n-th time."""
+    """Return page -> function from the number of a request to the address."""
     *plain, large = folders
 
     def session(number: int) -> dict[str, str]:
@@ -34,7 +34,7 @@ def pages(folders: Sequence[Path]) -> dict[str, Addresses]:
         return Case(number * 13 % 50).name
 
     def tensor(number: int, **query: object) -> str:
-        # All but a few of its rows, others each time.
+        # A part with almost all rows, different each time.
         part = {"top": number % 1000, "height": 49_000 - number // 1000}
         return at("/tensors", id=f"extra/{TENSOR}", case=CASE, **part, **query)
 
@@ -77,14 +77,14 @@ def pages(folders: Sequence[Path]) -> dict[str, Addresses]:
 
 
 class Times:
-    """How long each page took."""
+    """Times of each page."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
         self.refused: dict[str, int] = {}
 
     def ask(self, server: Server, name: str, address: str) -> bytes:
-        """Ask for a page once, and return it; what is refused is not counted among the times."""
+        """Request a page and return the response. Errors do not count."""
         took, status, body = server.get(address)
         if status == 200:
             self.seconds.setdefault(name, []).append(took)
@@ -93,7 +93,7 @@ class Times:
         return body
 
     def rows(self, when: str) -> list[Row]:
-        """Median and 95th percentile of each page."""
+        """Return rows with the median and the 95th percentile of each page."""
         rows = []
         for name, seconds in self.seconds.items():
             rows.append(Row(f"{name}, {when}, p50", statistics.median(seconds) * 1e3, "ms"))
@@ -104,13 +104,13 @@ class Times:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
 
 
 def ask_until(server: Server, addresses: Mapping[str, Addresses], over: Callable[[bytes], bool]) -> Times:
-    """Ask for every page in turn, until one says that it is over."""
+    """Request all pages in sequence, repeatedly, until ``over`` returns True for a response."""
     times = Times()
     for number in itertools.count():
         for name, address in addresses.items():
@@ -120,7 +120,7 @@ def ask_until(server: Server, addresses: Mapping[str, Addresses], over: Callable
 
 
 def ask_rounds(server: Server, addresses: Mapping[str, Addresses], rounds: int) -> Times:
-    """Ask for every page in so many rounds, after one that is not counted."""
+    """Request all pages in each round, after a warm-up round that does not count."""
     for address in addresses.values():
         server.get(address(rounds))
     times = Times()

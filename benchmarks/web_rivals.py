@@ -1,4 +1,4 @@
-"""The rivals of `hil web`: datasette on its index, and a session read in full from one JSON file and rendered."""
+"""Run the rivals of `hil web`: datasette on its index, and a session that is read from one JSON file and rendered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ cli(["serve", sys.argv[1], "--port", str(port), "--setting", "sql_time_limit_ms"
 
 
 def datasette_python(named: str, notes: list[str]) -> str | None:
-    """A Python that has datasette: the one that is named, or that of the command on the PATH."""
+    """Return an interpreter with datasette: the given interpreter, or the interpreter of the command on the PATH."""
     command = shutil.which("datasette")
     if not named and command:
         first = Path(command).read_text(errors="replace").partition("\n")[0]
@@ -45,7 +45,7 @@ def datasette_python(named: str, notes: list[str]) -> str | None:
 
 @contextlib.contextmanager
 def datasette(python: str, index: Path) -> Iterator[Server]:
-    """Datasette on an index, once it answers."""
+    """Start datasette on an index, and wait until it responds."""
     with serving([python, "-c", _SERVE, str(index)], quiet=True) as server:
         for _ in range(200):
             with contextlib.suppress(ConnectionRefusedError):
@@ -56,7 +56,7 @@ def datasette(python: str, index: Path) -> Iterator[Server]:
 
 
 def datasette_pages(index: Path, keys: Sequence[int]) -> dict[str, Addresses]:
-    """The tables that hil's pages of the same names show, a hundred rows each, as datasette has them."""
+    """Return datasette's pages for the tables on hil's pages with the same names, with a hundred rows each."""
     base = f"/{index.stem}"
 
     def table(name: str, **query: object) -> str:
@@ -83,14 +83,17 @@ _TABLE = """<!doctype html><title>{{ head.id }}</title><h1>{{ head.suite }} {{ h
 
 
 def one_json(folder: Path, place: Path) -> Path:
-    """A session as one JSON file."""
+    """Write a session as one JSON file."""
     cases = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
     place.write_text(json.dumps({"head": json.loads((folder / HEAD).read_text()), "cases": cases}))
     return place
 
 
 def reading_in_full() -> Callable[[Path], float]:
-    """What reads such a file and renders every case of it, in process; returns the seconds."""
+    """Return a function that reads such a file and renders all cases in this process.
+
+    The function returns the seconds.
+    """
     template = Environment(autoescape=True).from_string(_TABLE)
 
     def seconds(path: Path) -> float:

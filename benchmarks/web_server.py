@@ -1,4 +1,4 @@
-"""`hil web` as a process of its own: what it answers and how fast, what it holds and what it costs."""
+"""Run `hil web` in a separate process, and measure responses, memory and CPU time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 _PATIENCE_S = 600
-# What every page says until everything that is stored was read once.
+# Text on all pages during the first indexing.
 READING = b"Indexing: "
 
 
 class Server:
-    """A server and the processes that it started."""
+    """Server and the processes that it started."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
         parts = urlsplit(address)
         self.address = f"{parts.scheme}://{parts.netloc}/"
         self._connection = http.client.HTTPConnection(parts.netloc, timeout=120)
-        # With a farm every page needs the token that the address has.
+        # With a farm, each page needs the token in the address.
         token = parse_qs(parts.query).get("token", [""])[0]
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str) -> tuple[float, int, bytes]:
-        """Ask for a page over a connection that stays; seconds until the whole of it is here, status, body."""
+        """Request a page over a persistent connection.
+
+        Return the seconds for the whole response, the status and the body.
+        """
         for _ in range(2):
             start = time.perf_counter()
             try:
@@ -39,7 +42,7 @@ class Server:
                 answer = self._connection.getresponse()
                 break
             except (http.client.RemoteDisconnected, BrokenPipeError):
-                self._connection.close()  # it was idle for too long
+                self._connection.close()  # the server closed the idle connection
             except ConnectionRefusedError:
                 self._connection.close()
                 raise
@@ -47,7 +50,7 @@ class Server:
         return time.perf_counter() - start, answer.status, body
 
     def processes(self) -> list[int]:
-        """The server and all that it started."""
+        """Return the process ids of the server and all processes that it started."""
         found = [self._process.pid]
         for one in found:
             for task in Path(f"/proc/{one}/task").glob("*"):
@@ -56,7 +59,7 @@ class Server:
         return found
 
     def cpu_s(self) -> float:
-        """CPU seconds that all of them have used."""
+        """Return the CPU seconds of all processes."""
         total = 0
         for one in self.processes():
             for task in Path(f"/proc/{one}/task").glob("*/schedstat"):
@@ -65,7 +68,7 @@ class Server:
         return total / 1e9
 
     def peak_bytes(self) -> int:
-        """The most memory that each of them had resident so far, added up."""
+        """Return the sum of the peak resident memory of all processes."""
         total = 0
         for one in self.processes():
             with contextlib.suppress(OSError):
@@ -74,7 +77,7 @@ class Server:
         return total
 
     def wait_read(self) -> float:
-        """Seconds until everything is read."""
+        """Return the seconds until everything is indexed."""
         start = time.perf_counter()
         while READING in self.get("/?kind=none")[2]:
             assert time.perf_counter() - start < _PATIENCE_S, "index not ready in time"
@@ -84,7 +87,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(command: list[str], *, quiet: bool = False, **environment: str) -> Iterator[Server]:
-    """A server that says its address on its first line, until it is left."""
+    """Start a server that prints its address on the first line. End it with the context."""
     said = subprocess.DEVNULL if quiet else None
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **environment}
@@ -100,6 +103,6 @@ def serving(command: list[str], *, quiet: bool = False, **environment: str) -> I
 
 
 def hil_web(root: Path, cache: Path, *words: str) -> contextlib.AbstractContextManager[Server]:
-    """`hil web` of a folder, its index below another; ``words``: more of its command line."""
+    """Start `hil web` for a directory, with the index below ``cache``. ``words`` are further arguments."""
     command = [sys.executable, "-u", "-m", "hil", "web", "--runs", str(root), "--port", "0", *words]
     return serving(command, XDG_CACHE_HOME=str(cache))

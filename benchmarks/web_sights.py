@@ -1,7 +1,7 @@
-"""How long a reader of `hil web` waits, in Chromium, for a large graph and for the maps of a large tensor.
+"""Measure how long a reader waits in Chromium for a large graph and for the maps of a large tensor in `hil web`.
 
-Each is seen for the first time: a graph of a model that was never laid out, a part of a tensor that was never drawn, in
-a browser that was just started. A time is from going to the address until what was asked for is on the page.
+Each page is new: the model's graph has no layout yet, the part of the tensor was never drawn, and the browser has just
+started. The time is from opening the address until the page shows the graph or the maps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALL = "!!(document.querySelector('#charts h2') && document.querySelector('#numb
 
 
 def sights(server: Server, root: Path, nodes: int, times: int, notes: list[str]) -> list[Row]:
-    """The rows; none where there is no Chromium."""
+    """Return the rows; [] without Chromium."""
     sys.path.append(str(common.HERE.parent / "tests"))
     from support.browser import Page, find_browser
 
@@ -57,7 +57,7 @@ def sights(server: Server, root: Path, nodes: int, times: int, notes: list[str])
 
 
 def _new_graph(server: Server, root: Path, nodes: int, number: int) -> str:
-    """The address of a graph's page, once the index has its session."""
+    """Return the address of a graph's page, after the index contains its session."""
     folder = root / "graphs" / f"{time.time_ns():x}-{number}"
     part = folder.with_name(f".{folder.name}")
     part.mkdir(parents=True)
@@ -81,7 +81,7 @@ def _again(
 
 
 def _tensor(number: int) -> str:
-    """All of it but for some rows, others each time, judged within another tolerance."""
+    """Return the address of a tensor's page: almost all rows, with a different part and tolerance each time."""
     query: dict[str, object] = {"id": f"extra/{TENSOR}", "case": CASE, "top": number + 1000, "height": 48_000 - number}
     query["rtol"] = f"{1e-3 + 1e-6 * number:g}"
     return f"/tensors?{urlencode(query)}"

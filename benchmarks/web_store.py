@@ -1,7 +1,7 @@
-"""Sessions for the benchmark of `hil web`: a year of a suite's runs, written as `hil suite run` writes them.
+"""Write sessions for the benchmark of `hil web`: a year of runs of a suite, in the format of `hil suite run`.
 
-Every session has the same cases, so that each has a history: on four kinds of boards, with noise, outliers, failures
-that come and go, and :data:`REGRESSIONS`. The same numbers give the same sessions; those that are there stay.
+All sessions have the same cases, so that each case has a history: on four kinds of boards, with noise, outliers,
+intermittent failures, and :data:`REGRESSIONS`. The same numbers give the same sessions. Existing sessions are kept.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.store import HEAD, LINES
 
 YEAR_S = 365 * 86400
-# flow, runtime, board, hardware type: each commit is run on each.
+# (flow, runtime, board, hardware type). Each commit runs on each target.
 TARGETS = (
     ("iree", "iree", "rpi5-a", "rpi5"),
     ("iree", "iree", "rpi5-b", "rpi5"),
     ("onnxruntime", "onnxruntime", "jetson-1", "jetson"),
     ("executorch", "executorch", "phone-3", "phone"),
 )
-# The session of many cases ran on a board of its own: what compares boards compares the others.
+# Target of the session with many cases. It has a separate board, so that comparisons of boards use only the other
+# sessions.
 _LARGE = ("iree", "iree", "server-1", "server")
 _MODELS = ("mobilenet", "resnet", "squeeze_excite", "unet", "pooling_mix", "bert_tiny", "yolo", "keyword", "mlp", "gru")
 _OPS = ("Conv", "Clip", "Add", "Gemm", "Relu", "BatchNormalization", "Softmax", "MatMul", "MaxPool", "Concat")
@@ -34,10 +35,10 @@ _OPS = ("Conv", "Clip", "Add", "Gemm", "Relu", "BatchNormalization", "Softmax", 
 
 @dataclass(frozen=True)
 class Regression:
-    """A case whose device time, or outcome, changes for good."""
+    """Permanent change of a case's device time or outcome."""
 
     case: int
-    begins: float  # which part of the year has passed
+    begins: float  # part of the year before the change, 0 to 1
     factor: float = 1.0
     outcome: str = ""
 
@@ -53,7 +54,10 @@ REGRESSIONS = (
 
 
 def make_store(root: Path, sessions: int, cases: int, large: int, told: Callable[[str], None]) -> list[Path]:
-    """Write what is not there yet; returns the sessions' folders, the oldest first, and last that of many cases."""
+    """Write missing sessions.
+
+    Return the sessions' directories, the oldest first; the last one is the session with many cases.
+    """
     root.mkdir(parents=True, exist_ok=True)
     made = _begun(root, sessions, cases, large)
     every = [Case(number) for number in range(cases)]
@@ -70,7 +74,10 @@ def make_store(root: Path, sessions: int, cases: int, large: int, told: Callable
 
 
 def _begun(root: Path, sessions: int, cases: int, large: int) -> dict[str, Any]:
-    """What the store is made of; the year's end is that of its first day, as pages look back from today."""
+    """Return the parameters of the store.
+
+    The end of the year is the day of the first write, because pages look back from today.
+    """
     asked = {"sessions": sessions, "cases": cases, "large": large}
     path = root / ".made.json"
     if not path.exists():
@@ -86,7 +93,7 @@ def _name(number: int, begun: float) -> str:
 
 
 class Case:
-    """A case that every session runs: its name, its usual time, and its record but for what differs."""
+    """Case in all sessions: its name, its usual time, and a template of its record."""
 
     def __init__(self, number: int) -> None:
         layer = number // len(_MODELS)
@@ -102,19 +109,19 @@ class Case:
         self._forms: dict[int, str] = {}
 
     def form(self, target: int) -> str:
-        """Its record's line on a target, but for what differs."""
+        """Return the template of the record's line on a target."""
         if target not in self._forms:
             self._forms[target] = _form(self, *(*TARGETS, _LARGE)[target])
         return self._forms[target]
 
 
-# What differs from session to session stands in a record's form as a text between two of these.
+# Marks the start and the end of a field in a template whose value differs between sessions.
 _MARK = "\x01"
 _DIFFER = ("outcome", "message", "detail", "passed", "mismatches", "max_abs", "p50", "p90", "run_s", "started", "diff")
 
 
 def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
-    """A record's line, to be filled in with ``%``."""
+    """Return the template of a record's line, for the operator ``%``."""
     gap = {name: f"{_MARK}{name}{_MARK}" for name in _DIFFER}
     output: dict[str, Any] = {
         **{"name": f"{case.layer or 'logits'}:0", "passed": gap["passed"], "reason": gap["message"]},
@@ -174,7 +181,7 @@ def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
 def write_session(
     folder: Path, number: int, passed: float, cases: list[Case], end: float, *, target: int | None = None
 ) -> bool:
-    """Write a session, if it is not there: its folder appears when it is whole."""
+    """Write a session unless it exists. The directory appears when it is complete."""
     if folder.exists():
         return False
     rng = random.Random(number)
@@ -191,7 +198,7 @@ def write_session(
 
 
 def _lines(target: int, passed: float, cases: list[Case], begun: float, rng: random.Random) -> Iterator[str]:
-    # Boards of one kind are not quite alike, nor is one from day to day.
+    # The speed differs slightly between boards of one kind, and from day to day.
     day = rng.gauss(1, 0.004) * (1 + 0.01 * target)
     for place, case in enumerate(cases):
         time_ns = case.usual_ns * day * rng.gauss(1, 0.01)

@@ -145,8 +145,9 @@ class Checker:
             yield CONVERTED, self._call(by_hand.iree, **common, flags=flags, opset=OPSET)
 
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
-        """Return True if a repeated run gives a different result, because of random numbers or a read of foreign
-        memory.
+        """Return True if a repeated run gives a different result.
+
+        The model draws random numbers, or the program reads foreign memory.
         """
         if self._runtime == "iree":
             return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1
