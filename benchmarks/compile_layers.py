@@ -41,7 +41,7 @@ TIMEOUT_S = 600.0
 TARGET = load_board("sim").config.compile_flags["iree"]
 CORES = os.cpu_count() or 1
 
-# Operator, shape of the input, shapes of the weights, attributes.
+# Operator, input shape, weight shapes, attributes.
 Layer = tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], dict[str, Any]]
 
 

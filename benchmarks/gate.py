@@ -34,7 +34,7 @@ DRIFT = 0.023
 SUSPECTS = 300
 T_LEVEL, T_RUNS = 0.999, 50
 TARGET = ">= 0.95"
-# Kind of noise, standard deviation of the noise, step, smallest effect.
+# Noise kind, noise standard deviation, step, smallest effect.
 STEPS = (
     ("white", 0.01, 0.02, 0.02),
     ("white", 0.01, 0.05, 0.02),

@@ -14,10 +14,10 @@ from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, fin
 
 # Maximum number of rounds for a decision.
 ROUNDS_MOST = 200
-# Number of decisions from which the noise of rounds is pooled.
+# The noise in rounds is pooled from this many decisions.
 _NOISE_DECISIONS = 10
 
-# Function that returns the logarithm of the noise of the next measurement.
+# Function that returns the next measurement's noise as a logarithm.
 Noise = Callable[[], float]
 
 

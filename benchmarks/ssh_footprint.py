@@ -23,7 +23,7 @@ MEMORY_BAR_MB = 60.0
 SETTLE_S = 3.0
 # After a minute without a session, the agent frees the memory of spare workers.
 IDLE_S = 90.0
-# Prints for each process of hil the resident memory, and the memory with its share of shared pages (PSS), in KiB.
+# Prints two numbers in KiB for each hil process: resident memory, and proportional memory (PSS).
 MEMORY = """
 for place in /proc/[0-9]*; do
     case $(tr '\\0' ' ' 2>/dev/null <"$place/cmdline") in

@@ -33,7 +33,7 @@ from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from tools.virtual_board import VirtualBoard, start
 
-# Width of each of a thousand layers. The weights have 66 MB.
+# Layer width in the suite with a thousand layers. The weights have 66 MB.
 _NARROW = 32
 
 

@@ -26,7 +26,7 @@ TARGETS = (
     ("onnxruntime", "onnxruntime", "jetson-1", "jetson"),
     ("executorch", "executorch", "phone-3", "phone"),
 )
-# Target of the session with many cases. It has a separate board, so that comparisons of boards use only the other
+# Target for the session with many cases. It has a separate board, so that board comparisons use only the other
 # sessions.
 _LARGE = ("iree", "iree", "server-1", "server")
 _MODELS = ("mobilenet", "resnet", "squeeze_excite", "unet", "pooling_mix", "bert_tiny", "yolo", "keyword", "mlp", "gru")

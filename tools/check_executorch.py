@@ -34,7 +34,7 @@ from tools import stock_executorch
 TIMEOUT_S = 900.0
 _SHOWN = 100
 CRASHED = "CRASHED"
-# Result of the tester -> matching outcomes of hil.
+# Tester's result -> matching outcomes in hil.
 OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "SUCCESS": ("PASS",),
     "SUCCESS_UNDELEGATED": ("PASS",),
@@ -48,7 +48,7 @@ OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "UNKNOWN_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "LOAD_ERROR", "RUN_ERROR"),
     CRASHED: ("COMPILE_CRASH", "RUN_CRASH"),
 }
-# Results of the tester for programs that it does not run, and outcomes of hil for programs that hil could not lower.
+# Tester's results for programs that it does not run, and hil's outcomes for programs that hil could not lower.
 _LEFT_ALONE = ("SKIPPED", "SUCCESS_UNDELEGATED")
 _NOT_LOWERED = ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH")
 SAME = "the same"

@@ -61,7 +61,7 @@ class Finding:
 
     id: str  # test name and form
     tool: str  # result of the tool: SUCCESS, FAILED, refused or died
-    hil: str  # result of hil in the same words, or another outcome of hil
+    hil: str  # hil's result in the same words, or a different hil outcome
     reason: str  # hil's reason
     like_input: bool = False  # True if an expected integer output is equal to an input
 

@@ -21,7 +21,7 @@ API = {
     "hil.plugins": "Plugins",
     "hil.errors": "Errors",
 }
-# Field numbers of FileDescriptorProto (google/protobuf/descriptor.proto) in the paths of source locations.
+# FileDescriptorProto's field numbers (google/protobuf/descriptor.proto) in the paths of source locations.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
 _FIELDS = _METHODS = _VALUES = 2
 

@@ -23,15 +23,15 @@ from hil.protocol import wire
 # Calls without a session that have not sent a message yet: maximum number, and timeout for the first message.
 SILENT_CALLS = 16
 FIRST_MESSAGE_S = 10.0
-# Maximum number of concurrent calls of each kind without a session. A stream that waits for the client's next message
+# Maximum number of concurrent calls without a session, for each kind. A stream that waits for the client's next message
 # times out after NEXT_MESSAGE_S. Health watchers send no messages and have no timeout.
 OPEN_CALLS = 16
 NEXT_MESSAGE_S = 15.0
-# Maximum number of concurrent calls of one session.
+# Maximum number of concurrent calls in one session.
 SESSION_CALLS = 48
-# Time limit for reporting the end of a session to the client of a call.
+# Time limit for reporting to a call's client that the session has ended.
 GOODBYE_S = 1.0
-# Maximum number of Hold streams of ended sessions that clients have not read to the end.
+# Maximum number of Hold streams that belong to ended sessions and that clients have not read to the end.
 GOODBYES = 8
 # Maximum number of idle data connections.
 RESTING = 64

@@ -22,7 +22,7 @@ from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 # Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration.
 _NUMBERS = 3
 _ITERATION_BYTES = 16
-# Numbers of a call of a program with steps: tokens, start and end.
+# Numbers for a call in a program with steps: tokens, start and end.
 _CALL_NUMBERS = 3
 # Maximum size of a cached output description. The next response usually has the same description.
 _KEPT_BYTES = 1 << 12

@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_FILES = 4096
-# Number of processes and threads that a worker may add to those of the user. The kernel's limit applies to all tasks of
-# a user.
+# Number of processes and threads that a worker may add. The kernel's limit applies to all tasks of a user.
 MORE_TASKS = 2048
 # Memory for the runtime, in addition to the program's limit and the worker's memory after the fork.
 OWN_BYTES = 1 << 30

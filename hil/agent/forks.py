@@ -40,7 +40,7 @@ _STOP_S = 5.0
 _MOST_DEVICES = 1000
 _MOST_TEXT = 4096
 _NEWS_BYTES = 16 << 10
-# Fork servers of this process. All other children are orphans of a dead fork server and are killed.
+# This process's fork servers. All other children are orphans of a dead fork server and are killed.
 _starting = threading.Lock()
 _servers: set[int] = set()
 _adopts = False

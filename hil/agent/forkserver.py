@@ -375,8 +375,8 @@ def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
     end_children(workers | helpers, ended)
     for pid in workers & ended.keys():
         workers.discard(pid)
-        # On systems without subreaper support, descendants of dead processes are not children of this process. So kill
-        # the worker's process group.
+        # Without subreaper support, a dead worker's descendants do not become children of this process. So kill the
+        # worker's process group.
         signal_group(pid)
         control.send({"exited": pid, "status": ended[pid].code, "peak": ended[pid].peak_bytes})
 

@@ -30,7 +30,7 @@ from typing import Any
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import BoardUnfit, HilError, RunFailed
 
-# Maximum size of a message: enough for the names and shapes of 20,000 tensors.
+# Maximum message size: enough for 20,000 tensors with names and shapes.
 MOST_BYTES = 4 << 20
 MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
@@ -57,8 +57,8 @@ class Garbled(Exception):
 
 def decode(body: bytes) -> Any:
     """Decode a message's JSON. Raises Garbled if the JSON is invalid or has more than :data:`MOST_VALUES` values."""
-    # Each value except the first follows one of these characters. Count them before parsing, because parsed values take
-    # many times the memory of their text.
+    # Each value except the first follows one of these characters. Count them before parsing, because parsed values need
+    # many times more memory than their text.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         raise Garbled(f"more than {MOST_VALUES} values")
     try:

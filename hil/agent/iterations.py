@@ -16,7 +16,7 @@ from hil.core.tensors import Array, to_bytes
 
 FULL_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
-# Maximum number of distinct results to store for the controller, and maximum size in bytes of all except the first.
+# Distinct results to store for the controller: maximum number, and maximum total size in bytes without the first.
 MAX_KEPT = 4
 MAX_KEPT_BYTES = 64 << 20
 # Maximum number of distinct results to distinguish. Runs with further results are only counted.

@@ -59,7 +59,7 @@ class WorkerProgram:
     folder: Path
     pinned: list[str]
     inputs_bytes: int = 0
-    # Outputs of each distinct result of the last call, in the worker's arena; None if not stored.
+    # Outputs in the worker's arena for each distinct result of the last call; None if not stored.
     kept: list[tuple[Output, ...] | None] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -14,7 +14,7 @@ from hil.errors import HilError
 
 # Arena bytes before the outputs of a generation.
 SIZE = ALIGN
-# Position of the call's first token, and number of the step. Position -1: no call has started.
+# Position of the call's first token, and step number. Position -1: no call has started.
 _PLACE = struct.Struct("<qq")
 _MAX_POSITION = 1 << 31
 

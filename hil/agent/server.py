@@ -62,7 +62,7 @@ class AgentConfig:
     tls_key: Path | None = None
     tls_cert: Path | None = None
     tls_client_ca: Path | None = None  # require clients to present a certificate of this authority (mutual TLS)
-    # If set, load only programs of bundles that one of these ed25519 keys has signed.
+    # If set, load only programs from bundles that one of these ed25519 keys has signed.
     trusted_keys: tuple[bytes, ...] = ()
     runtimes: dict[str, str] = field(default_factory=runtimes.known)  # name -> ``module:Class``
     runtime_options: dict[str, Any] = field(default_factory=dict)  # passed to every runtime
@@ -274,7 +274,7 @@ class BoardService:
                     yield counters.look()
                     # A board that cannot keep up skips samples instead of catching up.
                     due = max(due + request.period_ms / 1000, time.monotonic())
-                # Notice the end of the session or of the call within this time, even with a long period.
+                # Notice within this time that the session or the call has ended, even with a long period.
                 time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
 
 

@@ -94,8 +94,8 @@ class BlobStore:
         self._pinned: dict[str, int] = {}
         # Blobs of the session's next program.
         self._held: set[str] = set()
-        # Metadata of each file at the time of the last digest check. After a power cut a file may contain
-        # anything, so each file is hashed before the first use.
+        # Metadata of each file at its last digest check. After a power cut a file may contain anything, so each file is
+        # hashed before the first use.
         self._verified: dict[str, _FileStamp] = {}
         # Blobs whose links or timestamps the store changed in this session. A program may have altered such a blob at
         # the same moment, unnoticed.

@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-# Ranges of characters that are invisible or change the display of other characters: controls, formats (including text
-# direction), spaces except " ", surrogates, private use. The list is explicit because Python's character data depends
-# on the Python version.
+# Ranges of characters that are invisible or change how other characters are displayed: controls, formats (including
+# text direction), spaces except " ", surrogates, private use. The list is explicit because Python's character data
+# depends on the Python version.
 HIDDEN = (
     *((0x00, 0x1F), (0x7F, 0xA0), (0xAD, 0xAD), (0x600, 0x605), (0x61C, 0x61C), (0x6DD, 0x6DD), (0x70F, 0x70F)),
     *((0x890, 0x891), (0x8E2, 0x8E2), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x202F)),

@@ -10,12 +10,12 @@ from hil.compare.tolerance import Scale
 from hil.compare.values import CHUNK, Floats, reader
 from hil.core.file_tensor import Tensor
 
-# Noise widens a tolerance by at most this many eps of the value, or of the root mean square if it is larger.
+# Noise widens a tolerance by at most this many eps, relative to the value, or to the root mean square if it is larger.
 _CEILING_EPS = 1e4
 # Noise never widens a tolerance by more than this fraction of the same value.
 _CEILING = 2.0**-5
 # An element with more noise than this ceiling is unsteady: the element jumps, or its terms cancel. If at most this
-# fraction of elements is unsteady, each of them may differ by its noise.
+# fraction of elements is unsteady, each may differ by its noise.
 _UNSTEADY_SHARE = 1 / 8
 # Smaller noise counts as zero.
 _NO_NOISE = 2.0**-127

@@ -38,7 +38,7 @@ class OutputComparison(Statistics):
     blind: bool = False  # True if the output agrees, but wrong outputs would also agree
     # largest difference that the reference's noise explains; None if noise was not measured
     noise: float | None = None
-    unsteady: int | None = None  # number of elements that jump because of rounding; None if noise was not measured
+    unsteady: int | None = None  # number of elements that jump through rounding; None if noise was not measured
     flushed: int | None = None  # number of zeros at subnormal reference values; None if not checked
     notes: tuple[str, ...] = ()  # limits of a passing comparison
     # bound set by a declared arithmetic: see :attr:`hil.compare.control.Bound.record`.

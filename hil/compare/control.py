@@ -29,7 +29,7 @@ from hil.core.tensors import Array, dtype_name
 FACTOR = 4.0
 # Above this fraction of jumping elements, the output is BLIND unless it matches a control run.
 MAX_JUMP_SHARE = 0.1
-# If zeros would satisfy the bound of more than this fraction of channels, the output is BLIND.
+# If zeros would satisfy the bound in more than this fraction of channels, the output is BLIND.
 MAX_BLIND_SHARE = 0.25
 # Maximum number of jumping elements stored in a control.
 MAX_JUMPS = 20_000

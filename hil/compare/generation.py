@@ -24,13 +24,13 @@ FACTOR = 10.0
 # A different token with the largest logit is a near-tie if the reference's margin is at most this multiple of the
 # control's error.
 NEAR_TIE = 2.0
-# Rounding error of the comparison itself: for KL in nats, for logits relative to the largest logit of the reference.
+# The comparison's own rounding error: for KL in nats, for logits relative to the reference's largest logit.
 _KL_FLOOR = 1e-12
 _ERROR_FLOOR = 1e-6
 _TOP = (5, 100)
 # A token has no probability if its logit is this much below the largest logit: exp(-100) is 4e-44.
 _NEGLIGIBLE = 100.0
-# Maximum number of positions for the check of permuted cache entries.
+# Maximum number of positions for detecting permuted cache entries.
 _MAX_ORDERED = 1024
 # Two scaled cache entries count as equal up to this difference.
 _SAME_ENTRY = 0.05

@@ -64,7 +64,7 @@ class Magnitudes:
         present = 1 + np.flatnonzero(counts[1:])
         self.exponents = [int(one) + lowest for one in present]
         self._numbers, self._counts = numbers, counts[present]
-        # Indices of the non-empty groups in arrays of all groups.
+        # Indices of the non-empty groups in arrays with all groups.
         self._present, self._size = present, counts.size
 
     def count(self) -> Array:

@@ -26,8 +26,8 @@ _SHARE, _GIVEN_SHARE = 1 / 16, 1 / 4
 # The same fraction for a row or column with at least two nonzero values.
 _GROUP_SHARE = 1 / 2
 _GROUP_LEAST = 2
-# Within a user's tolerance, or one step of an integer, this fraction of the small values may be lost. A value is lost
-# if its error exceeds half of the value.
+# Within a user's tolerance, or one integer step, this fraction of the small values may be lost. A value is lost if its
+# error exceeds half the value.
 _LOST_SHARE = 1 / 4
 _HALF = 0.5
 _NAMED = 4

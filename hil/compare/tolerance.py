@@ -40,7 +40,7 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
     }
 )
-# A default tolerance must be at most a quarter of the spread of an output's values, and of the largest value.
+# A default tolerance must fit four times into the spread of an output's values, and four times into the largest value.
 _STEPS = 4.0
 # Values within this distance (in units of eps) count as equal except for rounding.
 _CONSTANT_EPS = 4.0
@@ -53,7 +53,7 @@ class Scale:
     rms: float = 0.0  # root mean square of the nonzero values; 0 without nonzero values
     largest: float = 0.0
     spread: float = 0.0  # largest minus smallest value; for complex values, the larger spread of the two parts
-    least_extreme: float = 0.0  # the smaller of two magnitudes: of the largest and of the smallest value
+    least_extreme: float = 0.0  # min(|largest value|, |smallest value|)
     # eps of the dtype. 0 for integers, and for floats of up to 8 bits, which have steps larger than rounding noise.
     eps: float = 0.0
 

@@ -31,7 +31,7 @@ _MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
 MAX_DIMS = 64
 MAX_MEMBERS = 10_000
-# Maximum unpacked size of an archive; the larger limit applies. A 5 MiB archive can contain 5 GiB of zeros. Arrays that
+# Maximum unpacked size of an archive; the larger limit applies. A 5 MiB archive can contain 5 GiB zeros. Arrays that
 # exactly match the model's inputs do not count.
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100

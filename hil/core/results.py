@@ -128,8 +128,7 @@ class Timings:
     compare_s: float | None = None
 
 
-# Dtype of an output's noise. The noise is the possible rounding difference of each element, as a power of two in one
-# byte.
+# Dtype of an output's noise. The noise is each element's possible rounding difference, as a power of two in one byte.
 NOISE_DTYPE = "float8_e8m0fnu"
 
 

@@ -113,7 +113,7 @@ class SteppedProgram:
         self._can_pad = plan.bound > 0 and all(
             axis is not None and shape[axis] == plan.bound for axis, shape in zip(axes, plan.shapes, strict=True)
         )
-        # Number of cache entries of earlier turns, before the entries of the prompt.
+        # Number of cache entries from earlier turns, before the prompt's entries.
         self._kept = 0
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))

@@ -21,7 +21,7 @@ import numpy as np
 from hil.core.files import FileReader, load_file, map_file
 from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
 
-# Minimum size of a table: the offset of its layout.
+# Minimum table size: the layout's offset.
 _TABLE_BYTES = 4
 # Limit on the bytes read, as a multiple of the file's size. Writers store equal data once, so some bytes are read
 # repeatedly. Without a limit, a small hostile file could describe huge data.
@@ -43,7 +43,7 @@ DTYPES = {
         enumerate("float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64".split(), start=23)
     ),
 }
-# Kinds in the unions KernelTypes (of a program; further kinds are lists) and ValueUnion (of a bundle).
+# Kinds in the unions KernelTypes (program; further kinds are lists) and ValueUnion (bundle).
 _KINDS = ("", "none", "int", "bool", "double", "tensor", "string")
 _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}

@@ -35,7 +35,7 @@ _OWN_CUSTOM = frozenset(["AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_De
 _DRAWING = frozenset(["MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"])
 
 _DELEGATED = "xnnpack"
-# Name of a node that a delegate inserts in place of the nodes that it runs.
+# Node name that a delegate inserts for the nodes that it runs.
 _DELEGATE = "DELEGATE"
 
 

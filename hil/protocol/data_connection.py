@@ -57,7 +57,7 @@ CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 
 HEADER = struct.Struct("<BI")
-# Size of the read buffer. The messages of most calls fit.
+# Read buffer size. The messages in most calls fit.
 _READ = 1 << 16
 _TOGETHER = 1 << 15
 _CUT = "connection ended within a frame"

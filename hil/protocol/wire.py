@@ -20,13 +20,13 @@ PACKAGE = "hil.v1"
 SERVICES = ("Board", "Sessions", "Blobs", "Programs")
 SESSION_KEY = "hil-session"
 
-# Payload size of the `data` messages that hil sends. During hashing and copying, the payload fits into the private
-# cache of a core.
+# Payload size for the `data` messages that hil sends. During hashing and copying, the payload fits into a core's
+# private cache.
 CHUNK = SMALL
 DATA_MOST = 1 << 20
 INLINE_MAX = 1 << 20
-# Maximum size of inline data. hil streams the data of larger tensors after the message. Inline data is copied six more
-# times into newly allocated memory: 192 KiB took 0.7 ms instead of 0.3 ms.
+# Maximum size for inline data. hil streams larger tensors after the message. Inline data is copied six more times into
+# newly allocated memory: 192 KiB took 0.7 ms instead of 0.3 ms.
 INLINE_SENT = 1 << 17
 # Maximum message size: the start of a call, or a response, with small tensors.
 MESSAGE_MAX = 4 << 20

@@ -18,12 +18,12 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 ERROR_KEY = "hil-error-bin"
 
-# Limits of the texts, in bytes of UTF-8. All texts take 5 KiB as Base64. The percent-encoded status text adds 0.6 KiB.
+# Limits for the texts, in UTF-8 bytes. All texts take 5 KiB as Base64. The percent-encoded status text adds 0.6 KiB.
 _MESSAGE_MAX = 1200
 _HINT_MAX = 600
 _DETAIL_MAX = 1900
 _STATUS_MAX = 200
-# Maximum size of a part of a stored error, and number of stored errors.
+# Maximum size of a stored error's part, and number of stored errors.
 _PART_MAX = 1 << 20
 _KEPT = 4
 WHOLE_MAX = 3 * _PART_MAX + 1024

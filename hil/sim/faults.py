@@ -109,7 +109,7 @@ PROFILES = ("missing", "crash", "truncate", "hang")
 WEDGES = ("fail", "hang")
 MASKS = ("hide-newest", "show-next")
 WHEN = ("always", "reload", "profile")
-# Largest clock offset: a century, which is a third of the range of 64-bit nanoseconds.
+# Largest clock offset: a century, a third of the range for 64-bit nanoseconds.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
 _END = "kill-agent"

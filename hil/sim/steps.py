@@ -95,7 +95,7 @@ class SimSteps(SteppedProgram):
 
     def pick_token(self, row: Array, position: int) -> int:
         """Return the token with the largest logit, or the second largest with the ``argmax`` fault."""
-        # The fault's position is the position of the token, one after the position of the logits.
+        # The fault's position is the token's position, one after the position of the logits.
         if self._argmax and position > self._argmax["position"]:
             return int(np.argsort(-row, kind="stable")[1])
         return super().pick_token(row, position)
@@ -113,7 +113,7 @@ class _StepFault:
         self._program = program
         self._plan = plan
         self._keys = keys
-        # Cache output -> axis of the slots. States of recurrent layers have no slots, so the faults skip them.
+        # Cache output -> axis of the slots. Recurrent states have no slots, so the faults skip them.
         axes = zip(plan.feedback, plan.find_axes(program.inputs), strict=True)
         self._axes = {output: axis for (_, output), axis in axes if axis is not None}
         self._cached = [(place, output) for place, output in plan.feedback if output in self._axes]

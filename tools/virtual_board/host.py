@@ -28,7 +28,7 @@ _GREETING_S = 10.0
 # capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
 _NEW = "--user --net --mount --pid --fork --kill-child".split()
-# Root of the checkout for PYTHONPATH, because installations of hil lack this package.
+# The checkout's root for PYTHONPATH, because an installed hil lacks this package.
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 

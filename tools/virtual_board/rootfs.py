@@ -17,8 +17,7 @@ from hil.errors import UsageError
 from tools.virtual_board import packages
 from tools.virtual_board.places import cache_folder, made
 
-# The qemu of this release shows the emulated CPU in /proc/cpuinfo. The qemu of the boards' release shows this machine's
-# CPU.
+# This release's qemu shows the emulated CPU in /proc/cpuinfo. The qemu in the boards' release shows this machine's CPU.
 _EMULATOR_RELEASE = "trixie"
 _PACKAGES = (
     "base-files base-passwd bash busybox-static coreutils dash findutils grep gzip hostname iproute2 libc-bin "

@@ -76,7 +76,7 @@ _PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║
 _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
 # Number of new objects between garbage collections. Python's default is 700, but a command's imports create a hundred
-# times as many objects, none of them garbage.
+# times as many objects and no garbage.
 _NEW_OBJECTS = 100_000
 # numpy starts OpenBLAS threads on import. Each thread spins on a core for 2^26 cycles before it sleeps. Reduce this to
 # 2^4 cycles, here and in child processes.

@@ -19,11 +19,11 @@ from hil.core.processes import signal_name
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 
 LOG = "compile.log"
-# File with the large weights of a program or module, and the scope of these weights in programs.
+# File with large weights, next to a program or module, and the weights' scope in programs.
 PARAMETERS = "params.irpa"
 PARAMETER_SCOPE = "model"
 # If the weights have at least this size, they go into a separate file. protobuf and the compiler are limited to 2 GB,
-# and compiling a gigabyte of constants takes several gigabytes of memory.
+# and compiling 1 GB of constants needs several GB of memory.
 EXTERNAL_FROM_BYTES = 256 << 20
 # Tensors with fewer elements stay in the program, because the compiler uses the values of shapes, indices and scales.
 EXTERNAL_FROM_ELEMENTS = 1 << 16
@@ -84,7 +84,7 @@ def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how:
         raise
 
 
-# Prefix of a log line that reports a phase, and of the corresponding line in an error's detail.
+# Prefix of lines that report a phase, in the log and in an error's detail.
 _MARK = "hil: begins "
 PHASE = "phase: "
 _PHASE_WITHIN = 1 << 20

@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 from hil.core.timeline import InvokeTiming, Span
 from hil.errors import HilError
 
-# Period of counter samples: short enough to detect clock throttling, and takes 1 % of a slow core.
+# Period for counter samples: short enough to detect clock throttling, and takes 1 % of a slow core.
 PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
 # Maximum iterations and nanoseconds to profile. IREE's profiler writes about 0.8 KB per dispatch, so the file stays

@@ -86,7 +86,7 @@ class Case:
     timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
     worker_log: tuple[str, ...] = ()
-    spans: tuple[Span, ...] = ()  # times of the stages on the host clock, in the order of their ends
+    spans: tuple[Span, ...] = ()  # stage times on the host clock, ordered by end
     sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes uploaded so far)
     capture: Capture | None = None  # the board's part of the profile, if requested
 

@@ -10,7 +10,7 @@ from hil.controller.records.base import Count, Number, Record, note
 
 # Maximum numbers of stored values.
 MAX_ROWS, MAX_TIMES = 4096, 10_000
-# Maximum size of a map of the cache: layers and positions.
+# Maximum size of a cache map: layers and positions.
 MAX_LAYERS, MAX_COLUMNS = 64, 256
 # Token ids. -1 is between the turns of a conversation.
 Tokens = list[int]

@@ -9,7 +9,7 @@ from msgspec import Meta
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
 from hil.controller.records.run import Digest, StoredSpec
 
-# Maximum number of samples of an entry.
+# Maximum number of samples in an entry.
 MAX_SAMPLES = 10_000
 Kind = Annotated[str, note("`run`, `bench`, `suite`, or the format of an imported file")]
 

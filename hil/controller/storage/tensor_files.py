@@ -18,7 +18,7 @@ from hil.core.npy import Npz, load_npy, save_npy, typed
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
-# Maximum number of elements per byte: elements of an ONNX tensor have at least two bits.
+# Maximum elements per byte: elements in an ONNX tensor have at least two bits.
 _ELEMENTS_PER_BYTE = 4
 
 

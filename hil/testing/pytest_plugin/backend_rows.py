@@ -33,7 +33,7 @@ class BackendResult(Protocol):
         """Return the problems as lines of text."""
 
 
-# Attribute of a test's last report with the rows of backends. The rows are JSON values, which xdist can transfer.
+# Attribute in a test's last report with the backends' rows. The rows are JSON values, which xdist can transfer.
 _ROWS = "hil_backends"
 _KEPT = pytest.StashKey[list[dict[str, Any]]]()
 _PASSED: Literal["passed"] = "passed"

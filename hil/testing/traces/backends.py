@@ -98,7 +98,7 @@ class Backend:
     # directory name: the backend's name, with a number if the backend was requested several times. The reference has
     # the suffix ``_ref``.
     id: str
-    runtime: str  # ``tf``, ``iree`` or ``tflite``, or the name of a reference of hil
+    runtime: str  # ``tf``, ``iree`` or ``tflite``, or the name of a hil reference
     choice: BoardChoice | None = None  # the board; None if the backend is not a board
 
     @property

@@ -42,8 +42,8 @@ from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, Stag
 SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"
 _FOUND = "found.json"
 _LOG = "diagnosis.log"
-# Time limits in seconds. The limit of the second compilation is this value plus three times the duration of the first.
-# If the first timed out, the limit is only this value, because the second hangs in the same pass.
+# Time limits in seconds. The second compilation may take this long plus three times the first's duration. If the first
+# timed out, it may take only this long, because it hangs in the same pass.
 _TIME_S = 60.0
 _OPT_S = 20.0
 _KILL_S = 10.0

@@ -41,7 +41,7 @@ from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 
 # Maximum size of a model: compiling a larger model takes longer than starting the compiler.
 _MODEL_BYTES = 1 << 20
-# Maximum size of a group, because a board loads the complete file of a group for each function.
+# Maximum group size, because a board loads the group's complete file for each function.
 _GROUP_BYTES = 4 << 20
 _GROUP_MODELS = 16
 # Time limit of a group, which a hanging model may use up. A separate compilation has the full time limit.
@@ -293,7 +293,7 @@ def build_group(
             if not code:
                 programs.append({"file": out.name, "functions": functions, "said": printed})
                 continue
-            # Split the group only after errors of a model. Other errors would affect every part of the group.
+            # Split the group only after errors of a model. Other errors would affect all parts.
             with contextlib.suppress(CompileFailed, CompileCrashed):
                 fail(code, printed)
             if named := _named(printed) & set(functions):

@@ -57,7 +57,7 @@ _FATAL = re.compile(r"^LLVM ERROR: (?P<what>.*)|(?P<claim>Assertion `.*' failed)
 _LLVM_PASS = re.compile(r"^\d+\.\s+(?P<what>Running pass .*)", re.M)
 MAIN = "main.vmfb"
 PACKAGE = "iree-base-compiler"
-# Flag of hil for the intermediate format of models of other frameworks.
+# hil's own flag for the intermediate format of models from other frameworks.
 VIA = "--via="
 # Key in a program's cache metadata: name of the function in the program, if it differs from the name in the model.
 FUNCTION = "function"
@@ -163,8 +163,8 @@ def recipe_of(model: Model, flags: Sequence[str]) -> CompileSettings:
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)
-    # The value of a flag may be a file, whose content is part of the key. It may also be any text, such as a long list
-    # of CPU features.
+    # A flag's value may be a file; then the key includes the content. The value may also be any text, such as a long
+    # list of CPU features.
     values = [flag.split("=", 1)[1] for flag in all_flags if "=" in flag]
     parts: dict[str, Any] = {
         "model": model.digest,

@@ -54,7 +54,7 @@ _TYPES = {
     "std::complex<float>": "c64",
     "std::complex<double>": "c128",
 }
-# Message of LLVM before it compiles for any CPU of the family, or aborts.
+# Message from LLVM before it compiles for any CPU of the family, or aborts.
 _UNKNOWN_CPU = re.compile(r"'(?P<cpu>[^']*)' is not a recognized processor for this target")
 _ERROR = re.compile(r"(?:error: |undefined symbol: |ld\.lld: )(?P<what>.*)")
 

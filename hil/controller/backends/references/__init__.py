@@ -68,7 +68,7 @@ __all__ = [
 # Increase this when a reference's outputs change, but neither its version nor a file of :func:`own_code` changes.
 _VERSION = 4
 EXPECTED_HINT = "pass the expected outputs: --expected out.npy"
-# Maximum size of a model with rounding operators, below protobuf's limit of 2 GiB.
+# Maximum size for a model with rounding operators, below protobuf's limit (2 GiB).
 _MOST_BYTES = 1 << 30
 _REASON = "reason.txt"
 

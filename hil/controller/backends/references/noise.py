@@ -18,7 +18,7 @@ from hil.compare.values import EXACT_DTYPES, Floats
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, dtype_name, dtype_of, float_limits
 
-# Number of runs with one unit of eps, and with FAR units. The largest change counts.
+# Number of runs with inputs changed by one eps, and by FAR eps. The largest change counts.
 RUNS = 4
 FAR_RUNS = 2
 FAR = 16
@@ -26,7 +26,7 @@ FAR = 16
 # noise, and the board's summation order may be worse.
 NOISE_FACTOR = 8.0
 # Minimum and maximum ratio between the changes for FAR units and for one unit. Within this range, an element has noise
-# and does not jump. An element with changes of at most FAR units of eps does not jump either.
+# and does not jump. An element whose changes are at most FAR eps does not jump either.
 _GROWTH = (FAR / 4, FAR * 4)
 # Each element may differ by at least this quantile of the differences that are allowed for similar elements.
 _QUANTILE = 0.9

@@ -29,7 +29,7 @@ _MIN_OPSET = 9
 # Maximum magnitude of an error: larger magnitudes are masks. The limit also prevents infinite results.
 _LARGEST = 1e30
 _AXES_ARE_INPUT = 18
-# Number of standard deviations that noise allows: ``NOISE_FACTOR`` of hil.controller.backends.references.noise.
+# Number of standard deviations that noise allows: ``NOISE_FACTOR`` in hil.controller.backends.references.noise.
 _DEVIATIONS = 8
 _SOFTMAX_OF_AXIS = 13
 
@@ -277,8 +277,8 @@ def _gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
     return left[0 if _attribute(node, "transA", 0) else 1]
 
 
-# Operator -> function that returns the number of terms per element. The arguments are a node, the shapes of its inputs
-# and of its output (None if unknown), and the opset.
+# Operator -> function that returns the number of terms per element. Arguments: node, input shapes, output shape (shapes
+# are None if unknown), opset.
 _LENGTHS: dict[str, Callable[[NodeProto, Sequence[Any], Any, int], Any]] = {
     "MatMul": lambda node, given, out, opset: _matmul_length(*given),
     "Gemm": lambda node, given, out, opset: _gemm_length(node, *given[:2]),

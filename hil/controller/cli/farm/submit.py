@@ -74,7 +74,7 @@ _suite_options = options(
     click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases."),
 )
 _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "project")
-# Options of only some kinds of jobs. Other kinds reject these options.
+# Options for only some job kinds. Other kinds reject these options.
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 # Options of both models and suites, but not of bundles.

@@ -92,5 +92,5 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
     return answer(as_json, record, show=lambda: print_evaluation(table_console(), record))
 
 
-# Name of the verb, which is also the name of a built-in function.
+# The verb's name, which is also a built-in function.
 eval = evaluate

@@ -67,7 +67,7 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
 
 
 # The compiler of IREE 3.13 assumes that the body of a loop has the same operands as the condition. Earlier passes may
-# have changed one of them, for example in the last step of an LSTM. The compiler then reads past the end of a list, and
+# have changed one of them, for example in an LSTM's last step. The compiler then reads past the end of a list, and
 # crashes or generates a wrong program. hil unrolls such loops if the number of steps is known, and converts the others
 # to branches. Other loops stay loops, because branches have a different problem: values that pass from step to step
 # (two variables that swap, an RNN's states) are sometimes overwritten before they are read. This varies from run to run

@@ -18,7 +18,7 @@ from hil.errors import ImportFailed
 
 _RESOURCE = re.compile(r"dense_resource<(?P<name>\"[^\"]*\"|[^>]*)>")
 # `w: "0x04000000..."`: four bytes of alignment, then the data. The lookbehind makes a name start at a word boundary.
-# Without it, the regex would try each letter of a long token, such as the data of other resources.
+# Without it, the regex would try each letter in a long token, such as other resources' data.
 _ENTRY = re.compile(rb'(?P<name>"[^"\n]*"|(?<![\w.$-])[\w.$-]+)\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
 _ELEMENT = re.compile(r"(?P<complex>complex<)?(?:[su]?i|b?f|tf)(?P<bits>\d+)")
 _ALIGNMENT_BYTES = 4

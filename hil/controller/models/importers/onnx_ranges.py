@@ -19,7 +19,7 @@ _TRANSPARENT = {
     "Where": (1, 2),
     "Concat": None,  # all inputs
 }
-# Indices into an axis: (operator, index input) -> (data input, attribute of the axis, default of the attribute).
+# Indices into an axis: (operator, index input) -> (data input, axis attribute, default axis).
 _INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
     **{(name, 1): (0, "axis", 0) for name in ("Gather", "GatherElements", "ScatterElements", "Scatter")},
     ("GatherBlockQuantized", 1): (0, "gather_axis", 0),

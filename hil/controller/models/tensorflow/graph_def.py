@@ -34,8 +34,8 @@ _FED = frozenset(("Placeholder", "PlaceholderV2", "IteratorGetNext"))
 _ASSIGN = "AssignVariableOp"
 # Variables without a resource handle, which XLA does not support.
 _REFERENCES = frozenset(("Variable", "VariableV2", "TemporaryVariable"))
-# Unused outputs that do not become fetches: gradients of the fed tensors, and reads of variables (the new values of
-# variables are outputs in any case).
+# Unused outputs that do not become fetches: gradients of the fed tensors, and reads of variables (whose new values are
+# outputs in any case).
 _GRADIENTS = "gradients"
 _READ = "ReadVariableOp"
 _NO_VALUES = frozenset(("string", "resource", "variant"))

@@ -220,7 +220,7 @@ _LENGTH = 400
 _RAISED = re.compile(r"^ {4}(?P<name>\w+): ", re.M)
 _QUOTED = re.compile(r'^\s*File ".*", line \d+, in .*$', re.M)
 _COLOR = re.compile(r"\x1b\[\d+m")
-# Prefix of XLA's message, and markers of text to remove.
+# XLA's message prefix, and markers for text to remove.
 _XLA = "Failed getting HLO text: '"
 _BEFORE = ("Graph execution error", "Detected at node", "<stack traces")
 _AFTER = ("The op is created at", "Stack trace", "tf2xla conversion failed", "Arguments received by", "[[")

@@ -13,7 +13,7 @@ from hil.controller.records.run import RunCase, RunRecord
 from hil.core.steps import TURN_END
 from hil.errors import UsageError
 
-# Settings of llama.cpp that hil does not have. The scripts of llama.cpp require all fields.
+# llama.cpp's settings that hil does not have. Scripts for llama-bench require all fields.
 _UNKNOWN: dict[str, Any] = {
     "build_number": 0,
     "model_n_params": 0,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # 97.5 % quantile of the normal distribution.
 _Z95 = 1.959964
-# Name of a case with a window of a text: model and prompt at the start, sizes at the end.
+# Name of a case with a text window: model and prompt at the start, sizes at the end.
 _WINDOW = re.compile(r"(.*)-window-\d+(.*)", re.S)
 _MAX_EXPONENT = 700.0
 

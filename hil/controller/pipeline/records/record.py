@@ -200,7 +200,7 @@ def record_specs(specs: Iterable[TensorSpec]) -> list[StoredSpec]:
     return [StoredSpec(**{**vars(spec), "shape": list(spec.shape)}) for spec in specs]
 
 
-# Delay of writes. Stages with cached results take milliseconds, and writing the record of many cases takes as long.
+# Write delay. Stages with cached results take milliseconds, and writing the record of many cases takes as long.
 _SOON_S = 0.2
 
 
@@ -217,7 +217,7 @@ class Recorder:
         self._order = list(order)
         self._cases = {case.name: case for case in cases}
         self._records: dict[str, RunCase] = {}
-        # Records of cases as JSON. Encoding hundreds of cases again at each change would take most of the time.
+        # Case records as JSON. Encoding hundreds of cases again at each change would take most time.
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()

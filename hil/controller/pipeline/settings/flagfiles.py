@@ -105,8 +105,7 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
 # Default tolerances of the tools, which compare other dtypes bitwise.
 RTOL = 1e-5
 ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
-# With this maximum of atol and of rtol times the largest value, integers must be exact although floats have a
-# tolerance.
+# Maximum for atol, and for rtol times the largest value: integers must be exact although floats have a tolerance.
 _EXACT = 0.25
 
 

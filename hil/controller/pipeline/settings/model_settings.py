@@ -14,7 +14,7 @@ from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
 
-# Fields of RunSettings with the sizes of dimensions, and with the ranges, which are stored separately.
+# Fields of RunSettings with dimension sizes, and with ranges, which are stored separately.
 _DIMS, _RANGES = "dims", "dim_ranges"
 
 

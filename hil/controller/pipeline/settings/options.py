@@ -545,7 +545,7 @@ class Job(RunSettings, _ModelsAndBoard):
     faults: tuple[str, ...] = ()
     flagfile: Path | None = None  # flag file of iree-run-module, instead of models and options
     out: Path | None = None  # directory for runs; None is the default
-    # profile, compile_time_profile: directories for profiles of the run and of its compilation.
+    # profile, compile_time_profile: directories for profiles of the run and the compilation.
     profile: Path | None = None
     compile_time_profile: Path | None = None
 

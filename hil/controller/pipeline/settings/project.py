@@ -57,7 +57,7 @@ class Project:
     models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
     history: HistorySettings
     asks: tuple[str, ...]  # settings that require the user's trust
-    digest: str  # digest of the file and of the Python files that it names; "" if a file cannot be read
+    digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
 
 
 def find_project(start: Path) -> Path | None:

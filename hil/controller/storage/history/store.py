@@ -48,8 +48,8 @@ from hil.errors import UsageError
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
 _ID_LENGTH = 12
 _COMMIT_LEAST = 4
-# Replace an entry only if the new one is newer and has a different result. An imported file of another tool has the
-# time of its last change, so a copy of the file is newer but has the same result.
+# Replace an entry only if the new one is newer and has a different result. An imported file has the time of its last
+# change, so a copied file is newer but has the same result.
 _REPLACE_OLDER = (
     "on conflict do update set series = excluded.series, created = excluded.created, commit_id = excluded.commit_id,"
     " branch = excluded.branch, program = excluded.program, outcome = excluded.outcome, p50_ns = excluded.p50_ns,"

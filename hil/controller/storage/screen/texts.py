@@ -108,8 +108,8 @@ def import_hint(error: Exception) -> str:
     return f"pip install {error.name.partition('.')[0]}" if isinstance(error, ImportError) and error.name else ""
 
 
-# Placeholder for a space without line break, because rich breaks lines at all kinds of spaces. Before printing, hil
-# replaces the placeholder by a space. The placeholder is an unassigned character with the width of a space. rich
+# Placeholder for a space without line break, because rich breaks lines at every kind of space. Before printing, hil
+# replaces the placeholder by a space. The placeholder is an unassigned character that is as wide as a space. rich
 # measures this character without its width tables, which take 3 ms to import.
 _GLUE = "\u0378"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")

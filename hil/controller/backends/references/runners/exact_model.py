@@ -18,7 +18,7 @@ from typing import Any
 from hil.controller.models.onnx_contrib import ACCURACY, remove_accuracy_levels
 from hil.core.files import open_file
 
-# Operator -> input positions of the second factor and of that factor's zero point.
+# Operator -> input positions of the second factor and its zero point.
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
     "MatMulInteger": (1, 3),
     "QLinearMatMul": (3, 5),

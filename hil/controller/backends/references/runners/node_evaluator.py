@@ -28,7 +28,7 @@ _MAX_TRIPS = 10_000
 # Operators with discontinuous float results. Non-float results of float operands (a mask, an index) are also
 # discontinuous.
 _JUMPING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"})
-# Operators whose steps are a part of the model. Different results of these operators count as rounding, not as a jump.
+# The model intends the steps of these operators. Different results count as rounding, not as a jump.
 _QUANTIZING = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _OTHER_PATH = "rounding changes the operators that the model runs, or their shapes"
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -173,7 +173,7 @@ class NodeEvaluator:
             version = min(self._model.ir_version, onnx.IR_VERSION)
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=version)
             try:
-                # Use one thread, because the idle threads of hundreds of sessions would occupy all cores.
+                # Use one thread, because idle threads in hundreds of sessions would occupy all cores.
                 session = exact_session(Path(), model, threads=1)
             except Exception as error:
                 text = f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}"

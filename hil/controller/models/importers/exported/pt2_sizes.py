@@ -14,7 +14,7 @@ _MAX_CHARS = 10_000
 _MAX_NODES = 2000
 _MAX_BITS = 4096
 _MAX_TERMS = 1000
-# Bits of a symbol, and minimum bits of a function's result.
+# Bits for a symbol, and minimum bits for a function's result.
 _WORD_BITS = 64
 _NODES = (
     ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp,
@@ -108,7 +108,7 @@ def _of_call(node: ast.Call) -> _Extent:
     inner = [_measure(one) for one in (*arguments, *(keyword.value for keyword in node.keywords))]
     if name == "LShift" and len(arguments) == 2:
         return _Extent(inner[0].bits + _whole(arguments[1]), inner[0].terms)
-    # The value of a keyword such as precision is a number of bits.
+    # A keyword such as precision specifies a number of bits.
     if any(_whole(keyword.value) > _MAX_BITS for keyword in node.keywords):
         raise ValueError("the precision exceeds the limit")
     if name == "Mul":
