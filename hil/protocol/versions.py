@@ -1,4 +1,4 @@
-"""Compatibility of hil releases by protocol number. See docs/versions.md."""
+"""Check the compatibility of hil releases by protocol number. See docs/versions.md."""
 
 from __future__ import annotations
 

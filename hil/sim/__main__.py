@@ -94,7 +94,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     stores: list[DroppingStore] = []
 
     def make_store(root: Path, quota: Quota) -> BlobStore:
-        charges.arm(found)  # only after locking the store
+        charges.arm(found)  # only after locking the store, which another simulator may use
         conditions = SimConditions(found, root / "faults")
         if conditions.are_simulated:
             machine.replace_readings(conditions.change_readings)
@@ -149,7 +149,8 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    # These faults count their occurrences, loads or runs in files, or store the time of the first run.
+    # These faults count occurrences, loads or runs in files, or store the time of the first run, so workers need write
+    # access.
     counted = any(
         fault.keys.get("times") or fault.keys.get("when") == "reload" or fault.name in ("wedge", "throttle")
         for fault in found

@@ -21,18 +21,18 @@ name             effect                                                         
 ``fallback``     reports a ``share`` (1: all) of the program's nodes on a different device                  always
 ``slowdown``     every run takes ``factor`` (1.1) times as long                                             always
 ``pace``         every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
-``wedge``        from run ``after`` (0) since the simulator's start, every run does ``how``: fail or        always
-                 hang, until the file ``reset`` exists
-``throttle``     from ``after`` (1) seconds after the first run, for ``lasts`` (0: without end) seconds, the      always
-                 device is throttled: runs take ``factor`` (2) times as long, and the readings show it
-``noise``        every run takes longer by a random share: half-normal with ``share`` (0.1) and ``seed``    always
-                 (0)
-``load``         other programs keep ``cores`` (1) cores busy, and half of the runs, chosen by ``seed``     always
-                 (0), take ``factor`` (1.5) times as long
-``kv_slot``      from ``position`` (40), each step writes its cache entry one slot early: the entry         always
-                 before is lost, and the own slot is zero
-``mask``         ``how`` the mask is wrong: hide-newest hides each token from itself, show-next shows       always
-                 each token the next one of its call
+``wedge``        from run ``after`` (0) since the simulator's start, every run fails or hangs (``how``),    always
+                 until the file ``reset`` exists
+``throttle``     ``after`` (1) seconds after the first run, the device is throttled for ``lasts`` seconds   always
+                 (0: forever): runs take ``factor`` (2) times as long, and the readings show throttling
+``noise``        every run takes longer by a random share: half-normal with the standard deviation          always
+                 ``share`` (0.1), from ``seed`` (0)
+``load``         other programs use ``cores`` (1) cores; half of the runs, chosen by ``seed`` (0), take     always
+                 ``factor`` (1.5) times as long
+``kv_slot``      from ``position`` (40), each step writes its cache entry one slot early: the previous      always
+                 entry is lost, and the step's slot stays zero
+``mask``         the mask is wrong; ``how``: hide-newest hides each token from itself, show-next shows      always
+                 each token the next token of the call
 ``rope``         from ``position`` (48), the positions are one too small                                    always
 ``stale_cache``  a run that follows another prompt continues in the cache of that prompt                    always
 ``overflow``     from ``position`` (56), the logits, and the cache entries of the layers above ``layer``    always

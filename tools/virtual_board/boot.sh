@@ -1,11 +1,11 @@
 #!/bin/sh
-# Boots a virtual board: the first process in namespaces of its own. Its words: name, address, gateway, its network
-# card's own address, root file system, boot_id's file, bridge for its network cable, the cable's state
-# (up or down), CPU for the emulator.
+# Boots a virtual board, as the first process in separate namespaces. Arguments: name, IP address, gateway, MAC address,
+# root file system, file with the boot_id, bridge for the network cable, state of the cable (up or down), CPU for the
+# emulator.
 set -eu
 name=$1 address=$2 gateway=$3 card=$4 root=$5 boot_id=$6 bridge=$7 cable=$8 cpu=$9
 
-# The first process out there has the bridge.
+# The bridge is in the network namespace of the keeper, which has process id 1 outside.
 keeper=/proc/1/ns/net
 ip link add name eth0 address "$card" type veth peer name port netns "$keeper"
 nsenter --net="$keeper" ip link set port master "$bridge" "$cable"
@@ -18,7 +18,7 @@ cd "$root"
 mount -t proc proc proc
 echo "$name" >proc/sys/kernel/hostname
 mount --bind "$boot_id" proc/sys/kernel/random/boot_id
-# Some containers allow no /sys of one's own.
+# Some containers do not allow a separate /sys.
 mount -t sysfs -o ro sys sys || :
 mount -t tmpfs -o mode=0755,nosuid dev dev
 for device in null zero full random urandom tty; do
@@ -37,7 +37,7 @@ mount -t tmpfs -o size=64m,mode=0755,nosuid,nodev run run
 mount -t tmpfs -o size=256m,mode=1777,nosuid,nodev tmp tmp
 mkdir -m 0755 run/sshd
 
-# Nothing of this machine is left to see after this.
+# After this, the board cannot see this machine's files.
 pivot_root . old-root
 cd /
 exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/ QEMU_CPU="$cpu" \

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
-# The initrd's init of a virtual board that is a whole machine: loads the drivers, mounts the disk and what a system
-# needs beside it, brings up the network as the kernel's command line says (hil.name=, hil.address=, hil.gateway=), and
-# leaves the rest to the disk's own init.
+# Init in the initrd of an emulated virtual board. It loads the drivers, mounts the disk and the other file systems, and
+# configures the network from the kernel's command line (hil.name=, hil.address=, hil.gateway=). Then it starts the
+# disk's init.
 /bin/busybox --install -s /bin
 export PATH=/bin
 

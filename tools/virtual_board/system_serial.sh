@@ -1,6 +1,6 @@
-# The board's end of its serial line, for the host that looks after it: runs the commands that come in, whatever becomes
-# of the network and of sshd. In: a line of number, seconds, command and the size of stdin, then stdin. Out: a line of
-# number, exit status, stdout and stderr. All but stdin is in base64. Tools are busybox's.
+# Runs commands from the serial line, independent of the board's network and sshd. Input: a line with number, timeout in
+# seconds, command and size of stdin, followed by stdin. Output: a line with number, exit status, stdout and stderr.
+# Command, stdout and stderr are in base64. All tools are from busybox.
 umask 077
 export PATH=/usr/sbin:/usr/bin HOME=/root
 mkdir /run/serial-line && cd / || exit
@@ -13,6 +13,6 @@ while :; do
         code=$?
         echo "$number $code $(base64 -w 0 /run/serial-line/stdout) $(base64 -w 0 /run/serial-line/stderr)" >&3
     done <&3
-    # No host is connected.
+    # The host is not connected.
     sleep 0.2
 done 3<>"$(echo /dev/vport*p1)"
