@@ -1,7 +1,7 @@
-"""Conditions of a simulated device: the faults ``throttle``, ``noise`` and ``load``.
+"""Simulate the conditions of a device: the faults ``throttle``, ``noise`` and ``load``.
 
-The device of the ``throttle`` fault is heated by its first run. Its temperature and frequency are functions of the
-time since then, so that workers and agent agree without communicating.
+With the ``throttle`` fault, the first run heats the device. Temperature and frequency depend only on the time since
+this run, so that the workers and the agent use the same values without communication.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hil.protocol.v1 import agent_pb2 as pb
 from hil.sim.faults import Fault
 
 _FREQUENCY_MHZ = 1800.0
-# Temperatures in degrees Celsius: idle, right before throttling, throttled.
+# Temperatures in degrees Celsius: idle, just before throttling, throttled.
 _IDLE, _HOT, _THROTTLED = 45.0, 75.0, 85.0
-_COOLING_S = 1.0  # time constant after throttling
-_LOADED_SHARE = 0.5  # of the runs, at random, are slowed by the ``load`` fault
+_COOLING_S = 1.0  # time constant of the cooling after throttling
+_LOADED_SHARE = 0.5  # share of the runs, chosen at random, that the ``load`` fault slows down
 _BUSY = re.compile(r"cpu(\d+) busy")
 _FIRST_RUN = "throttle.first-run"
 
@@ -30,8 +30,8 @@ class SimConditions:
     """Conditions of a simulated device.
 
     Args:
-        faults: faults of the board; faults without an influence on the conditions are ignored.
-        folder: directory that the workers and the agent of the board share.
+        faults: faults of the board. Faults that do not change the conditions are ignored.
+        folder: directory that the board's workers and agent share.
     """
 
     def __init__(self, faults: Sequence[Fault], folder: Path) -> None:
@@ -46,11 +46,11 @@ class SimConditions:
 
     @property
     def are_simulated(self) -> bool:
-        """Whether a fault changes the readings of the board."""
+        """True if a fault changes the readings of the board."""
         return self._throttle is not None or self._load is not None
 
     def next_factor(self) -> float:
-        """Return how many times as long the next run takes. Called by workers, once per run."""
+        """Return the factor by which the next run takes longer. Workers call this once per run."""
         factor = 1.0
         if self._throttle is not None:
             if self._started == math.inf:
@@ -65,7 +65,7 @@ class SimConditions:
         return factor
 
     def change_readings(self, readings: list[pb.Reading]) -> list[pb.Reading]:
-        """Return the machine's readings or counters as the simulated device reports them."""
+        """Return the machine's readings or counters with the values of the simulated device."""
         found = {one.name: one for one in readings}
         if self._throttle is not None:
             elapsed = self._find_elapsed()

@@ -83,7 +83,7 @@ class SimRuntime:
         self._arithmetic = options.get("arithmetic") or FLOAT32
 
     def next_factor(self) -> float:
-        """Return how many times as long the conditions of the device make the next run."""
+        """Return the factor by which the device's conditions slow down the next run."""
         return self._conditions.next_factor()
 
     @classmethod

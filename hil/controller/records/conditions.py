@@ -1,4 +1,4 @@
-"""Records of the state of a board during a measurement, and of the grade of the measurement."""
+"""Records of a board's state during a measurement, and of the measurement's grade."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Grade = Literal["A", "B", "F"]
 
 
 class ConditionReading(Record, kw_only=True):
-    """A reading of the board; null where the board did not report it."""
+    """A reading of the board. Values that the board did not report are null."""
 
     name: Annotated[str, note("as in `readings` of the provenance")]
     unit: str = ""
