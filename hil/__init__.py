@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 # `python -m hil...` puts the working directory first on the path. This directory is untrusted: a numpy.py there would
 # replace numpy. So remove it. During the module search of `python -m`, sys.argv[0] is "-m". With -P (Python 3.11),
-# Python does not add the directory, so leave a directory that PYTHONPATH includes.
+# Python does not add the directory, so nothing is removed: the working directory is then on the path only through
+# PYTHONPATH.
 if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
     with contextlib.suppress(OSError):
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (pathlib is not loaded for this)

@@ -294,7 +294,7 @@ def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]], size: int = 0) -
     """Copy tensors into an arena, after the first ``size`` bytes.
 
     Returns:
-        Description of each tensor in message form, and the number of arena bytes then in use.
+        Description of each tensor in message form, and the number of arena bytes in use afterwards.
     """
     entries: list[dict[str, Any]] = []
     places: list[tuple[int, int, memoryview]] = []

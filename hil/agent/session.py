@@ -108,7 +108,7 @@ class Sessions:
         return self._current
 
     def holder(self) -> Holder | None:
-        """Return the current owner of the device: this agent's session, or that of a different login."""
+        """Return the current owner of the device: this agent's session, or a session of a different login."""
         if session := self._current:
             return Holder(session.owner, session.purpose, time.monotonic() - session.opened_at, session.fence)
         return self._claim.other() if self._claim else None
@@ -124,8 +124,8 @@ class Sessions:
             owner: name of the new owner.
             purpose: purpose of the session.
             ttl_s: time to live without a message, in seconds.
-            fence: 0 waits in line and gets the next fence. A fence above the highest ends the active session. The
-                highest fence belongs to the last owner, who must wait while a session is open.
+            fence: 0 waits for the device and uses the next fence. A fence above the highest ends the active session.
+                The highest fence belongs to the last owner, who must wait while a session is open.
             on_end: called once with the reason when the session ends.
 
         Raises:

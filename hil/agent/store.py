@@ -4,7 +4,8 @@ One agent at a time may use the directory: see :mod:`hil.agent.store_lock`. A bl
 digest, which is validated first, so a request cannot name a file outside the directory.
 
 A program on this board has the agent's write permissions and may change a blob at any time. Before each use, the store
-compares the file's metadata with that of the last digest check, and verifies the digest after any change.
+compares the file's metadata with the metadata at the last digest check. After any change, the store verifies the digest
+again.
 """
 
 from __future__ import annotations

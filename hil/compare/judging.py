@@ -72,7 +72,7 @@ def judge_values(
 
 
 def widened(tolerance: Tolerance, allowed: Allowance | None) -> Tolerance:
-    """Return the tolerance that covers every element except those that jump."""
+    """Return the tolerance that covers all elements except unsteady elements."""
     return replace(tolerance, atol=tolerance.atol + allowed.widest) if allowed else tolerance
 
 

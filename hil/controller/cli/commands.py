@@ -46,7 +46,7 @@ class CliCommand(click.Command):
 
 
 class CliGroup(click.Group):
-    """Group of such commands."""
+    """Group of ``CliCommand`` objects."""
 
     command_class = CliCommand
 

@@ -188,7 +188,7 @@ def run_logged(
         command: command and arguments.
         log: the log, which is this process's output.
         folder: working directory.
-        environment: variables to add to those of this process.
+        environment: environment variables to add to the variables of this process.
     """
     print("$", *command, flush=True)
     start = log.stat().st_size

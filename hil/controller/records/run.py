@@ -103,7 +103,7 @@ class DeviceStatistics(Record, kw_only=True):
 
     @property
     def is_cold_only(self) -> bool:
-        """Whether the only iteration was the first one after the load."""
+        """True if there was only one iteration, which was the first after the load."""
         return self.iterations == 1 and self.cold_ns is not None
 
     @property

@@ -140,7 +140,7 @@ class Cache:
     def get_or_make(
         self, key: str, meta: Mapping[str, Any], make: Callable[[Path], None], recompute: bool = False
     ) -> tuple[Path, bool]:
-        """Return the entry's directory, created if necessary, and whether it existed.
+        """Return the entry's directory, created if necessary, and True if the entry existed.
 
         If two processes request the same entry, the second waits for the first. Errors of ``make`` are propagated, and
         nothing is stored.
@@ -168,7 +168,7 @@ class Cache:
     def get_or_compute(
         self, key: str, meta: Mapping[str, Any], compute: Callable[[], Any], recompute: bool = False
     ) -> tuple[Any, bool]:
-        """Return a JSON value, computed if necessary, and whether it was cached: see :meth:`get_or_make`."""
+        """Return a JSON value, computed if necessary, and True if it was cached: see :meth:`get_or_make`."""
 
         def make(folder: Path) -> None:
             (folder / _VALUE).write_text(json.dumps(compute()))
@@ -200,7 +200,7 @@ class Cache:
         return filelock.FileLock(folder / f"{_checked(key)}.lock")
 
     def ls(self, kinds: Collection[str] = ()) -> list[Entry]:
-        """Return all entries, or those of some kinds, most recently used first."""
+        """Return all entries, or only the entries of some kinds, most recently used first."""
         entries = []
         with self._storage():
             found = [path for kind in kinds or ("*",) for path in self.root.glob(f"{kind}/*/{META}")]

@@ -82,7 +82,7 @@ class ModulePrograms:
             methods: Names of all methods.
 
         Raises:
-            UsageError: the method's inputs, outputs or state differ from those of the existing program.
+            UsageError: the method's inputs, outputs or state differ from the existing program.
         """
         program = self._make_once("", lambda: self._make_group(module, methods)).get(method)
         if program is None or program.lowered.inputs != live.function.inputs:

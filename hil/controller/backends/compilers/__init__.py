@@ -33,7 +33,7 @@ class Compiler(Protocol):
 
 
 def compilers() -> dict[str, Compiler]:
-    """Return all compilers by name: built-in compilers and those in the entry point group ``hil.compilers``."""
+    """Return all compilers by name: built-in compilers and the entry points of the group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
     built_in |= {info.compiler: later(info.compile) for info in RUNTIMES.values() if info.compile}
     return registered(_GROUP, built_in)

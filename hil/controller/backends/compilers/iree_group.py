@@ -253,7 +253,7 @@ _PLACE = re.compile(r'"(?:graph:)?(?P<function>[\w.]+)(?:/|")')
 def build_group(
     members: Sequence[Mapping[str, Any]], flags: Sequence[str], folder: str, log: str
 ) -> list[dict[str, Any]]:
-    """Compile ONNX models together, except those that fail.
+    """Compile ONNX models together, except models that fail.
 
     Args:
         members: For each model, ``model`` (its file), ``dims`` (sizes of symbolic dimensions), ``function`` (its unique

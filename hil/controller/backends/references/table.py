@@ -49,7 +49,7 @@ class Reference:
 
 
 def references() -> dict[str, Reference]:
-    """Return all references by name: built-in references and those in the entry point group ``hil.references``."""
+    """Return all references by name: built-in references and the entry points of the group ``hil.references``."""
     return registered(GROUP, _BUILT_IN, Reference)
 
 

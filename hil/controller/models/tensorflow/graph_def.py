@@ -135,13 +135,13 @@ class TfGraph:
 
 
 def is_graph(file: Path) -> bool:
-    """Return True if the file name is that of a GraphDef and not of a config."""
+    """Return True if the file name belongs to a GraphDef and not to a config."""
     name = file.name.lower()
     return name.endswith(SUFFIXES) and name not in _SAVED_MODELS and not is_config(file)
 
 
 def is_config(file: Path) -> bool:
-    """Return True if the file name is that of a config."""
+    """Return True if the file name belongs to a config."""
     return file.name.lower().endswith(CONFIG_SUFFIXES)
 
 
