@@ -12,7 +12,7 @@ import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import labelled_tensors, tensors_of
 from hil.core.files import open_file
-from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
+from hil.core.tensors import SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
@@ -30,6 +30,8 @@ _TYPED = {
     "uint64": "uint64_data",
 }
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+# dtypes of external weights that numpy reads without conversion.
+_MAPPED = frozenset({"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool"})
 _DIGITS = re.compile("[0-9]{1,19}")
 
 
@@ -95,6 +97,34 @@ def embed_all(model: Any, folder: Path) -> None:
     for tensor in tensors_of(model):
         if tensor.data_location == tensor.EXTERNAL:
             embed_data(tensor, folder)
+
+
+def detach_weights(model: Any, folder: Path) -> dict[str, Array]:
+    """Make inputs of a model's external weights, in place. Return the weights, memory-mapped from files in ``folder``.
+
+    A mapped weight uses no memory of its own. Weights with packed elements, of subgraphs, and of other dtypes than
+    numpy's own stay in the model.
+    """
+    from onnx import helper
+
+    graph = model.graph
+    weights: dict[str, Array] = {}
+    declared = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        name = _NAMES.get(tensor.data_type, "")
+        if tensor.data_location != tensor.EXTERNAL or name not in _MAPPED or not size_of(tensor):
+            continue
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        with open_file(folder / fields["location"]) as file:
+            # "c": an operator that writes to its input changes a private copy.
+            array = np.memmap(file, dtype_of(name), "c", int(fields.get("offset", 0)), tuple(tensor.dims))
+        weights[tensor.name] = array
+        if tensor.name not in declared:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    kept = [tensor for tensor in graph.initializer if tensor.name not in weights]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return weights
 
 
 def load_whole(path: Path) -> Any:

@@ -92,10 +92,13 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
     """
     import numpy as np
 
-    from hil.controller.models.importers.onnx_data import load_whole
+    from hil.controller.models.importers.onnx_data import detach_weights, embed_all
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
-        whole = load_whole(Path(model))
+        whole = load_onnx(model)
+        # The evaluator would copy each weight several times.
+        weights = detach_weights(whole, Path(model).parent)
+        embed_all(whole, Path(model).parent)
         # Inline functions: the evaluator ignores default attributes of functions, and does not pass attributes to unary
         # operators. ONNX's inliner only supports models that fit into a protobuf message.
         has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
@@ -107,7 +110,7 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
         np.errstate(all="ignore"),
         limited_cpu(cpu_seconds),
     ):
-        values = evaluator.run(None, dict(given))
+        values = evaluator.run(None, {**weights, **given})
     results: dict[str, Array] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         array = np.asarray(value)

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.importers.onnx_data import check_data, load_whole
+from hil.controller.backends.references.runners.onnx import run_evaluator
+from hil.controller.models.importers.onnx_data import check_data, detach_weights, load_whole
 from hil.errors import ImportFailed
+from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
 LARGE = np.arange(1 << 15, dtype=np.float32)  # more than onnx's checker is shown
@@ -125,3 +128,45 @@ def test_load_whole_reads_linked_files_at_offsets(tmp_path: Path) -> None:
     onnx.save(made(external("a", offset=4), external("none", dims=(0,))), tmp_path / "m.onnx")
     first, none = load_whole(tmp_path / "m.onnx").graph.initializer
     assert np.array_equal(numpy_helper.to_array(first), array) and numpy_helper.to_array(none).shape == (0,)
+
+
+WEIGHTS = {
+    **{name: np.arange(-2, 2).astype(name) for name in ("float16", "float32", "float64", "int8", "int64", "bool")},
+    "bfloat16": np.arange(4).astype(ml_dtypes.bfloat16),
+    "int4": np.arange(-2, 2).astype(ml_dtypes.int4),
+    "empty": np.zeros((0, 4), np.float32),
+    "scalar": np.float32(3),
+}
+
+
+def save_weights(path: Path) -> Path:
+    """Save a model that returns each of WEIGHTS plus x, as float32, with all weights in a separate file."""
+    initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in WEIGHTS.items()]
+    nodes, outputs = [], []
+    for name, array in WEIGHTS.items():
+        nodes.append(helper.make_node("Cast", [name], [f"{name}.f"], to=TensorProto.FLOAT))
+        nodes.append(helper.make_node("Add", [f"{name}.f", "x"], [f"{name}.y"]))
+        outputs.append(helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, np.shape(array) or (4,)))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (4,))
+    graph = helper.make_graph(nodes, "weights", [x], outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    return path
+
+
+def test_evaluator_reads_external_weights_of_any_dtype(tmp_path: Path) -> None:
+    x = np.arange(4, dtype=np.float32)
+    found = run_evaluator(str(save_weights(tmp_path / "m.onnx")), {"x": x})
+    for name, array in WEIGHTS.items():
+        np.testing.assert_array_equal(found[f"{name}.y"], np.asarray(array).astype(np.float32) + x)
+
+
+def test_detached_weights_become_inputs_and_keep_their_file(tmp_path: Path) -> None:
+    model = load_onnx(save_weights(tmp_path / "m.onnx"))
+    weights = detach_weights(model, tmp_path)
+    assert weights.keys() == WEIGHTS.keys() - {"bfloat16", "int4", "empty"}
+    assert {value.name for value in model.graph.input} == {"x", *weights}
+    assert {tensor.name for tensor in model.graph.initializer} == {"bfloat16", "int4", "empty"}
+    before = (tmp_path / "w.bin").read_bytes()
+    weights["float32"][0] = 9  # a private copy
+    assert (tmp_path / "w.bin").read_bytes() == before
