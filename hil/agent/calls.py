@@ -40,7 +40,7 @@ class Calls:
         """Check the client's token if the agent requires a token. Raises BoardRefused on a mismatch."""
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             why = "token mismatch" if given else "token required, but none was sent"
-            hint = "store it in the file named by token_file in the config's [connection], or in HIL_AGENT_TOKEN"
+            hint = "set HIL_AGENT_TOKEN, or token_file in [connection] of the board's config"
             raise BoardRefused(f"the agent refused the connection: {why}", hint=hint)
 
     def serve(

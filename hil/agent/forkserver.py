@@ -186,7 +186,7 @@ class _ForkedWorker:
         """Run the program under the runtime's profiler, and return the profiler's files as outputs."""
         profile = getattr(self.program, "profile", None)
         if profile is None:
-            hint = "a runtime that can has a profile method: see hil.agent.runtimes.Program"
+            hint = "runtimes with a profiler define the method profile: see hil.agent.runtimes.Program"
             raise RunFailed("this runtime cannot profile", hint=hint)
         runs = order["warmup"] + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"])

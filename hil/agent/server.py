@@ -352,7 +352,7 @@ class SessionService:
                 if late:
                     holder = holder or Holder("an unresponsive process", "", 0.0)
                     raise BoardBusy(
-                        f"{holder.owner} has the board ({holder.purpose or 'no purpose given'})",
+                        f"{holder.owner} is using the board ({holder.purpose or 'no purpose given'})",
                         hint="wait longer with --wait",
                     )
                 if holder:

@@ -139,15 +139,16 @@ class Sessions:
         with self._changed:
             seen = self.fence
             if fence and fence < seen:
-                raise BoardBusy(f"stale fence {fence}: the board has already accepted {seen}")
+                raise BoardBusy(f"stale fence {fence}: the board has already accepted fence {seen}")
             if self._current and fence in (0, seen):
                 return None
             if fence > min(seen + MOST_JUMP, MOST_FENCE):
                 raise UsageError(
-                    f"invalid fence {fence}: maximum {min(seen + MOST_JUMP, MOST_FENCE)} at the board's fence {seen}"
+                    f"invalid fence {fence}: the board is at fence {seen} and accepts at most "
+                    f"{min(seen + MOST_JUMP, MOST_FENCE)}"
                 )
             if not fence and seen >= MOST_FENCE:
-                raise BoardError(f"the board has accepted fence {seen}, the largest possible", hint=_RESET)
+                raise BoardError(f"the board has accepted fence {seen}, the maximum", hint=_RESET)
             if self._claim and not self._claim.take(owner, purpose):
                 return None
             wanted = fence or seen + 1
@@ -158,7 +159,7 @@ class Sessions:
                 self._release_claim()
                 raise
             if self._current:
-                self._end(self._current, f"{owner} took the device with fence {fence}")
+                self._end(self._current, f"{owner} took over the board with fence {fence}")
             self._fence = wanted
             ttl_s = min(max(ttl_s, MIN_TTL_S), MAX_TTL_S)
             self._current = Session(owner, purpose, ttl_s, wanted, on_end)

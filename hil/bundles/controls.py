@@ -26,18 +26,20 @@ def find_misfit(control: Control, output: Array) -> str:
     axes = channel_axes(output.shape)
     for axis, along in control.axes.items():
         if axis not in axes:
-            return f"channels along axis {axis}, but the output {what} has no such channel axis"
+            return f"the control has channels along axis {axis}, which is not a channel axis of the output {what}"
         if len(along) != output.shape[axis]:
-            return f"{len(along)} channels along axis {axis}, but the output {what} has {output.shape[axis]}"
+            return (
+                f"the control has {len(along)} channels along axis {axis}, the output {what} has {output.shape[axis]}"
+            )
     if unknown := [one for one in control.sizes if not _EXPONENTS[0] <= one <= _EXPONENTS[1]]:
-        return f"exponent {str(unknown[0])[:20]} of 16 is out of range"
+        return f"base-16 exponent {str(unknown[0])[:20]} is out of range"
     return _find_jump_misfit(control, output)
 
 
 def _find_jump_misfit(control: Control, output: Array) -> str:
     jumps, jumping = control.jumps, control.jumping
     if not (0 <= jumping <= output.size and len(jumps) == min(jumping, MAX_JUMPS)):
-        return f"values of {len(jumps)} jumping elements, but a count of {str(jumping)[:20]}"
+        return f"the control has values for {len(jumps)} jumping elements, but counts {str(jumping)[:20]}"
     if any(not 0 <= place < output.size for place in jumps):
         return f"index of a jumping element is out of range for {output.size} elements"
     if len({len(values) for values in jumps.values()}) > 1:

@@ -405,7 +405,8 @@ def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
     noise = value["noise"]
     if isinstance(noise, dict):
         raise UsageError(
-            f"case {str(value.get('name'))[:80]!r} has noise from an earlier version of hil, which hides wrong outputs",
+            f"case {str(value.get('name'))[:80]!r} has noise measured by an earlier version of hil: "
+            "this noise hides wrong outputs",
             hint="create a new bundle",
         )
     if not isinstance(noise, list) or not noise:

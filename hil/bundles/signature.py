@@ -74,7 +74,9 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     try:
         from_raw(head.public_key).verify(head.signature, _CONTEXT + head.manifest)
     except (InvalidSignature, ValueError) as error:
-        raise UsageError(f"invalid signature of {by} on the bundle", hint="get the file from its signer") from error
+        raise UsageError(
+            f"the bundle's signature by key {by} is invalid", hint="get the file from its signer"
+        ) from error
     return by
 
 

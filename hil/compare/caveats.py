@@ -25,7 +25,7 @@ def constant_note(reference: Tensor) -> str:
             return ""
         if not all(bool((read(start, start + CHUNK) == first).all()) for start in range(0, reference.size, CHUNK)):
             return ""
-    return f"every value is {first:.9g}: a dead board cannot be detected"
+    return f"every expected value is {first:.9g}: a board that computes nothing could also pass"
 
 
 def is_subnormal(tolerance: Tolerance | None, reference: Tensor) -> bool:
@@ -49,8 +49,8 @@ def flush_reference(actual: Tensor, reference: Tensor) -> Array:
 
 
 def flushed_text(flushed: int, name: str) -> str:
-    """Return a message about flushed values, with the option that accepts them."""
-    return f"device flushed {count(flushed, 'subnormal value')} to 0 (accept with --allow-flush={name})"
+    """Return a message on flushed values that names the option to accept them."""
+    return f"the device flushed {count(flushed, 'subnormal value')} to 0 (accept with --allow-flush={name})"
 
 
 def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:

@@ -243,7 +243,7 @@ class Bound:
         ]
         return [
             _Deviating(Channels(self._shape), [control.whole]),
-            _Deviating(magnitudes, sizes, "elements of one magnitude"),
+            _Deviating(magnitudes, sizes, "elements of similar magnitude"),
             *channels,
         ]
 
@@ -283,7 +283,7 @@ class Bound:
         if not doubt and jumping > MAX_JUMP_SHARE * wrong.size and not self._is_some_run(given):
             doubt = f"{self._jump_text()}, more than {MAX_JUMP_SHARE:.0%}, and the output matches no run of the control"
         if self._wanted.any() and not given.any():
-            return Finding(wrong, "every value is 0, the reference's are not")
+            return Finding(wrong, "every value is 0, but the reference has other values")
         if wrong.any():
             return Finding(wrong, self._wrong_text(wrong, given))
         if far := self._too_far(error):
@@ -397,14 +397,17 @@ class Bound:
         # The first stored element that does not overflow.
         place = int(self._places[np.argmin(self._is_overflowing)])
         first = [int(index) for index in np.unravel_index(place, self._shape)]
-        return f"{count} of {self._wanted.size} elements jump in {self._control.arithmetic}, first at {first}"
+        arithmetic = self._control.arithmetic
+        return (
+            f"{count} of {self._wanted.size} elements change abruptly with rounding in {arithmetic}, first at {first}"
+        )
 
     def _wrong_text(self, wrong: Array, given: Array) -> str:
         place = int(np.flatnonzero(wrong)[0])
         index = [int(one) for one in np.unravel_index(place, self._shape)]
         count = int(np.count_nonzero(wrong))
         values = f"{given[place]:.9g}, the reference has {self._wanted[place]:.9g}"
-        how = "matches no value of the control" if self._jumps[place] else f"bound {self.limits[place]:.3g}"
+        how = "not among the values of the control" if self._jumps[place] else f"bound {self.limits[place]:.3g}"
         return (
             f"{count} of {wrong.size} values deviate by more than {FACTOR:g} times the error of "
             f"{self._control.arithmetic}, first at {index}: {values} ({how})"

@@ -231,12 +231,12 @@ def judge_generation(
     if fault is None and (far := [row for row in flips if not _is_near_tie(row, expected, board, bound)]):
         fault = _fault(board, FaultKind.FLIP, far[0].position)
     if fault is None and flips:
-        notes.append(f"{len(flips)} of {len(rows)} largest logits differ at near-ties")
+        notes.append(f"the largest logit differs at {len(flips)} of {len(rows)} positions, each time in a near-tie")
     differing = {row.position for row in rows if row.actual != row.expected}
     if fault is None and calls is not None:
         fault = _find_inconsistency(board, reference, calls)
     if fault is not None and fault.kind is FaultKind.MODEL:
-        reason = f"the model's steps differ from the same tokens as a prompt, also in the reference: {fault}"
+        reason = f"the reference has the same fault: its steps differ from a prompt with the same tokens: {fault}"
     else:
         shown = [*wrong, *wrong_prefill] or rows
         reason = "" if fault is None else f"{fault}: {_describe_fault(fault, board, shown, bound)}"
@@ -543,8 +543,8 @@ def _describe_cache(board: Generated, reference: Generated, bad: Sequence[_BadTe
     """Describe wrong cache entries of a run with right logits: the order differs, or no step used the entries."""
     first = min(one.rows[0] for one in bad)
     if _is_permuted(_join(board.cache), _join(reference.cache)):
-        return f"cache entries from position {first} are in another order than in the reference"
-    return f"cache entries differ from position {first}, without effect on the logits"
+        return f"cache entries from position {first} on have a different order than in the reference"
+    return f"cache entries from position {first} on differ from the reference, without effect on the logits"
 
 
 def _join(cache: Sequence[CacheRows]) -> Array:
@@ -575,9 +575,9 @@ def _describe_fault(fault: GenerationFault, board: Generated, rows: Sequence[Row
     at = next((row for row in rows if row.position == fault.position), None)
     if at is not None and fault.kind is FaultKind.SAMPLER:
         token = board.tokens[board.places.chosen.index(fault.position)]
-        return f"token {token} was chosen, the largest logit is that of token {at.actual}"
+        return f"the board chose token {token}, but token {at.actual} has the largest logit"
     if at is not None and fault.kind is FaultKind.FLIP:
-        return f"the largest logit is that of token {at.actual}, not {at.expected}, with a margin of {at.margin:.3g}"
+        return f"token {at.actual} has the largest logit, expected token {at.expected} (margin {at.margin:.3g})"
     if at is None:
         at = max(rows, key=lambda row: math.inf if math.isnan(row.kl) else row.kl)
     return _describe_row(at, bound)

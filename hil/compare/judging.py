@@ -103,8 +103,8 @@ def unsteady_text(allowed: Allowance) -> str:
     places = ", ".join(str(list(index_of(place, shape) or ())) for place in allowed.first)
     more = ", ..." if allowed.unsteady > len(allowed.first) else ""
     share = f"{allowed.unsteady} of {count(allowed.reference.size, 'value')}"
-    rule = "each may differ by the size of the jump" if allowed.is_rare else "not rare enough to widen the tolerance"
-    return f"rounding moves {share} by more than {allowed.share:.2g} of their scale ({rule}), at {places}{more}"
+    rule = "hil accepts a difference of this size for each" if allowed.is_rare else "too many to widen the tolerance"
+    return f"rounding changes {share} by more than {allowed.share:.2g} times their scale ({rule}), at {places}{more}"
 
 
 def _doubt(found: Judged, scale: Scale, given: bool, allowed: Allowance | None) -> str:
@@ -145,5 +145,5 @@ def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
     if stats.sqnr_db is not None and stats.sqnr_db < 0:
         return f"within tolerance, but the error exceeds the signal (SQNR {stats.sqnr_db:.3g} dB)"
     if stats.cosine is not None and stats.cosine < 0:
-        return f"within tolerance, but in the opposite direction (cosine {stats.cosine:.3g})"
+        return f"within tolerance, but in the opposite direction of the reference (cosine {stats.cosine:.3g})"
     return ""

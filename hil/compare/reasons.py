@@ -32,17 +32,17 @@ def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool
 def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
     """Return why the values of two tensors do not agree; "" if they agree."""
     if stats.zeroed:
-        return "every value is 0, the reference's are not"
+        return "every value is 0, but the reference has other values"
     if not stats.mismatches:
         return ""
     a, b = values_at(actual, reference, stats.worst) or ("?", "?")
     where = f"at {list(index_of(stats.worst, actual.shape) or ())}: {_show(a)}, the reference has {_show(b)}"
     if stats.nonfinite:
-        return f"{count(stats.nonfinite, 'value')} NaN or infinite in one and not in the other, first {where}"
+        return f"{count(stats.nonfinite, 'value')} NaN or infinite on one side only, first {where}"
     share = f"{stats.mismatches} of {count(stats.elements, 'value')}"
     if tolerance is None:
         return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
-    masked = f"; SQNR, cosine and RMSE leave out {count(stats.masked, 'masked value')}" if stats.masked else ""
+    masked = f"; SQNR, cosine and RMSE exclude {count(stats.masked, 'masked value')}" if stats.masked else ""
     return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
 
 

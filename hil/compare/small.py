@@ -77,7 +77,7 @@ def check_small(
             beyond = " and the noise of the reference" if allowed else ""
             return SmallValues(f"{text}{beyond}", len(chosen), int(chosen[0]))
         return SmallValues(
-            f"{hidden}: they are 0 in the reference, or within the noise of the reference", 0, int(counted[0])
+            f"{hidden}: they cannot be judged, because the reference is 0 or within its noise", 0, int(counted[0])
         )
     return None
 
@@ -101,7 +101,7 @@ def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
             is_one = len(counted) == 1
             values = f"{len(counted)} value{where} is" if is_one else f"{len(counted)} values{where} are"
             whose = "its" if is_one else "their"
-            return f"{values} smaller than the given tolerance: judged to within half of {whose} value"
+            return f"{values} smaller than the given tolerance: hil accepts errors of up to half of {whose} value"
     return ""
 
 

@@ -115,8 +115,8 @@ def check_tolerance(rtol: float | None, atol: float | None) -> None:
             )
     if rtol is not None and rtol >= 1:
         raise UsageError(
-            f"rtol is {rtol:g}: a comparison cannot fail when zeros agree with every reference",
-            hint="rtol is a share of the reference's value: 0.01 is one percent",
+            f"rtol is {rtol:g}: with an rtol of 1 or more, zeros would agree with every reference",
+            hint="rtol is relative to the reference's value: 0.01 is one percent",
         )
 
 
@@ -137,7 +137,7 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
     if atol is not None and atol >= span:
         raise UsageError(
             f"atol is {atol:g}: no two {dtype} values differ by more than {span:g}, so the comparison could not fail",
-            hint="give a smaller atol",
+            hint="set a smaller atol",
         )
     default = DEFAULT_TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
     return Tolerance(default.rtol if rtol is None else float(rtol), default.atol if atol is None else float(atol))
@@ -203,7 +203,7 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None,
     if constant < spread <= steps * (atol + rtol * scale.least_extreme):
         return (
             f"values differ by at most {spread:.3g}, which is within the tolerance (rtol {rtol:.3g}, "
-            f"atol {atol:.3g}){measured}: they would agree in any order"
+            f"atol {atol:.3g}){measured}: the values would agree in any order"
         )
     return ""
 

@@ -354,19 +354,19 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     if not failed and blind and (decider is None or decider.relation is Relation.SELF_CHECK):
         return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if dispute else blind[0].reason
     if not failed and decider is not None and decider.relation is Relation.SELF_CHECK:
-        reason = f"only {names} agrees, but shares importer and compiler with the program"
+        reason = f"only {names} agrees, but it shares importer and compiler with the program"
         return Outcome.REFERENCE_ERROR, f"{dispute}; {reason}" if dispute else reason
     if not failed:
-        agreed = f"{dispute}; the board agrees with all of them within tolerance"
+        agreed = f"{dispute}; the board agrees with all references within tolerance"
         return Outcome.PASS, agreed if dispute else next((verdict.reason for verdict in verdicts if verdict), "")
     if decider is not None and _outvotes(decider, failed, in_dispute=bool(dispute)):
         differs = dispute or f"differs from {', '.join(one.named for one in failed)}"
         return Outcome.PASS, f"{differs}; the board agrees with {names}"
     reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].named}: {failed[0].reason}"
     if dispute:
-        reason += f"; {dispute}; the board agrees with {names or 'none of them'}"
+        reason += f"; {dispute}; the board agrees with {names or 'no reference'}"
     elif agreeing:
-        reason += f"; it agrees with {names}"
+        reason += f"; the board agrees with {names}"
     return Outcome.FAIL, reason
 
 

@@ -270,7 +270,7 @@ def _words(value: Any, where: str) -> tuple[str, ...]:
     try:
         argv = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise UsageError(f"{where}: cannot split into words: {error}") from error
+        raise UsageError(f"{where}: cannot parse the command: {error}") from error
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
     found: tuple[str, ...] = _typed(argv, _TEXTS, where)

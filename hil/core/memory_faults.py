@@ -22,6 +22,7 @@ def out_of_memory(peak_bytes: int, total_bytes: int) -> HilError:
             hint="use a smaller model or batch, or a board with more memory",
         )
     return BoardUnfit(
-        f"out of memory: Linux killed the program at {peak_bytes} bytes; other processes use the board's {total_bytes}",
+        f"out of memory: Linux killed the program at {peak_bytes} bytes; "
+        f"other processes use the rest of the board's {total_bytes} bytes",
         hint="stop other processes on the board",
     )

@@ -170,8 +170,8 @@ class Npz:
             if fits is None or not fits(header.dtype, header.shape):
                 if header.nbytes > self._free:
                     raise ValueError(
-                        f"unpacks to {header.nbytes} bytes, far more than the archive, and not the size of a known "
-                        "model input; save the array as .npy"
+                        f"unpacks to {header.nbytes} bytes, much more than the archive has, and no model input has "
+                        "this size; save the array as .npy"
                     )
                 self._free -= header.nbytes
             array = _array(file, header)

@@ -45,7 +45,7 @@ class Repetition:
     def text(self) -> str:
         """Text line with the share of iterations for each distinct result."""
         total = self.iterations
-        how = " (compared in samples: the outputs are larger than 1 MiB)" if self.is_sampled else ""
+        how = " (hil compared samples: the outputs are larger than 1 MiB)" if self.is_sampled else ""
         if self.is_stable:
             return f"{total} of {total} iterations gave the same answer{how}"
         at_least = "at least " if self.others else ""

@@ -240,7 +240,7 @@ class Model:
     def unseen(self) -> str:
         """Note on state that comparisons cannot check, because the model does not return it; "" without such state."""
         state = ", ".join(self.producer.get("unseen_state", ()))
-        return state and f"keeps state between runs ({state}): state outside the outputs was not compared"
+        return state and f"the model keeps state between runs ({state}): hil compares only the outputs, not this state"
 
     @property
     def random(self) -> tuple[str, ...]:
@@ -380,7 +380,8 @@ class RequestedDevice:
         elif self.binding:
             raise RanElsewhere(
                 text,
-                hint="the device cannot run any part of the program: select a different device, or remove the setting",
+                hint="the device cannot run any part of the program: select a different device, or remove the device "
+                "setting",
             )
         if no_fallback:
             raise RanElsewhere(text, hint="omit --no-fallback to allow this")

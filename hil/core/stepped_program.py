@@ -60,7 +60,7 @@ class _PromptProgram:
         if used != list(range(len(opened.inputs))) or max(function.outputs) >= len(opened.outputs):
             raise UsageError(
                 f"invalid steps: function {function.name!r} has {len(opened.inputs)} inputs and {len(opened.outputs)} "
-                f"outputs, the steps have {function.inputs} and {function.outputs}"
+                f"outputs, but the steps use inputs {function.inputs} and outputs {function.outputs}"
             )
         pairs = zip(function.inputs, main.inputs, strict=True)
         self.inputs = tuple(opened.inputs[place] if place >= 0 else spec for place, spec in pairs)
@@ -166,7 +166,9 @@ class SteppedProgram:
         if not all(self._turns):
             raise UsageError("the prompt is empty")
         if self._forced is not None and len(self._forced) != len(self._turns):
-            raise UsageError(f"forced tokens for {len(self._forced)} turns, the prompt has {len(self._turns)}")
+            raise UsageError(
+                f"got forced tokens for {len(self._forced)} turns, but the prompt has {len(self._turns)} turns"
+            )
         self._total = sum(map(len, self._turns)) + sum(map(self._count_steps, range(len(self._turns))))
         if self._plan.bound and max(self._total, len(self._other)) > self._plan.bound:
             raise UsageError(f"{self._total} tokens exceed the cache of {self._plan.bound} tokens")

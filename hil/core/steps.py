@@ -137,9 +137,11 @@ class StepsPlan:
         used = [place for place, _ in (*self.rules, *self.feedback)]
         made = [self.logits, *(place for _, place in self.feedback)]
         if sorted(set(used)) != sorted(used) or not all(0 <= place < inputs for place in used):
-            raise UsageError(f"invalid steps: the inputs {used} of a program with {inputs} inputs")
+            raise UsageError(
+                f"invalid steps: inputs {used} are repeated or out of range; the program has {inputs} inputs"
+            )
         if not all(0 <= place < outputs for place in made):
-            raise UsageError(f"invalid steps: the outputs {made} of a program with {outputs} outputs")
+            raise UsageError(f"invalid steps: outputs {made} are out of range; the program has {outputs} outputs")
         if len(self.shapes) != len(self.feedback):
             raise UsageError(f"invalid steps: {len(self.shapes)} shapes for {len(self.feedback)} cache tensors")
         if [rule for _, rule in self.rules].count(StepRule.TOKENS) != 1:
@@ -151,9 +153,9 @@ class StepsPlan:
         fed = [self.tokens, *(place for place, _ in self.feedback)]
         for one in self.prompts:
             if len(one.inputs) != inputs or min(one.inputs[place] for place in fed) < 0:
-                raise UsageError(f"invalid steps: the inputs {one.inputs} of function {one.name!r}")
+                raise UsageError(f"invalid steps: function {one.name!r} has invalid inputs {one.inputs}")
             if len(one.outputs) != outputs or any(one.outputs[place] < 0 for _, place in self.feedback):
-                raise UsageError(f"invalid steps: the outputs {one.outputs} of function {one.name!r}")
+                raise UsageError(f"invalid steps: function {one.name!r} has invalid outputs {one.outputs}")
 
 
 @dataclass

@@ -31,7 +31,7 @@ def control_from_json(value: Mapping[str, Any]) -> Control:
     """Parse the result of :func:`control_json`. Raises TypeError, ValueError or KeyError if it is damaged."""
     arithmetic, source, jumping = value["arithmetic"], value["source"], value["jumping"]
     if not isinstance(arithmetic, str) or not isinstance(source, str) or type(jumping) is not int:
-        raise TypeError("a control needs an arithmetic, a source and a count of jumps")
+        raise TypeError("a control needs the fields arithmetic, source and jumping")
     clipped = value.get("clipped", [])  # missing in bundles from earlier versions
     if not isinstance(clipped, list) or not all(isinstance(name, str) for name in clipped):
         raise TypeError("clipped weights must be a list of names")

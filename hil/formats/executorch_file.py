@@ -211,7 +211,9 @@ class ExecuTorchMethod:
             dtype = value.dtype or _SCALARS.get(value.kind, "")
             if not dtype:
                 kind = "tensor of an unknown dtype" if value.kind == "tensor" else value.kind
-                raise Damaged(f"{what} {place} of the method {self.name!r} is a {kind}: hil passes tensors")
+                raise Damaged(
+                    f"{what} {place} of the method {self.name!r} is a {kind}: hil supports only tensors and numbers"
+                )
             shape: tuple[Dim, ...] = value.sizes
             if value.dynamic:
                 shape = tuple(f"{name}.dim{axis}" if what == "input" else None for axis in range(len(value.sizes)))
@@ -280,7 +282,7 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
     own = program.with_suffix(TENSORS_SUFFIX)
     if own.is_file():
         if missing := sorted(wanted - _tensor_names(own)):
-            raise Damaged(f"tensor {missing[0]!r} is stored outside the program and missing from {own.name}")
+            raise Damaged(f"tensor {missing[0]!r} is stored outside the program, but {own.name} does not contain it")
         return own
     if not wanted:
         return None
@@ -290,13 +292,13 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
             found += [file] * (wanted <= _tensor_names(file))
     if len(found) != 1:
         which = (
-            f"{' and '.join(one.name for one in found[:3])} contain them"
+            f"multiple files contain them: {', '.join(one.name for one in found[:3])}"
             if found
             else "no file next to the program contains them"
         )
         raise Damaged(
-            f"{len(wanted)} tensors ({sorted(wanted)[0]} among them) are in a {TENSORS_SUFFIX} file, and {which}: "
-            f"put the file next to the program as {own.name}"
+            f"the program needs a {TENSORS_SUFFIX} file with {len(wanted)} tensors, such as {sorted(wanted)[0]}, but "
+            f"{which}; put the right file next to the program as {own.name}"
         )
     return found[0]
 

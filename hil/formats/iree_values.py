@@ -144,7 +144,7 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
     if not (match and arrow and body.endswith(")")):
         raise LoadFailed(
             f"invalid IREE function declaration: {text[:200]!r}",
-            hint="call an exported function of a program compiled by hil or from MLIR",
+            hint="select an exported function, and compile the program with hil or from MLIR",
         )
     return _values(head[match.end() :]), _values(outputs)
 
@@ -228,7 +228,7 @@ def parse_convention(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpe
     if version != "0" or not given or set(inputs + outputs) - {"r", "v", *_NUMBERS}:
         raise LoadFailed(
             f"the function has the unknown calling convention {text!r}",
-            hint="a declaration (iree.abi.declaration) would specify the inputs and outputs",
+            hint="add an attribute iree.abi.declaration with the inputs and outputs to the function",
         )
     return _of_convention("input", inputs), _of_convention("output", outputs)
 

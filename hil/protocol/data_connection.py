@@ -60,7 +60,7 @@ HEADER = struct.Struct("<BI")
 # Read buffer size. The messages in most calls fit.
 _READ = 1 << 16
 _TOGETHER = 1 << 15
-_CUT = "connection ended within a frame"
+_CUT = "connection ended in the middle of a frame"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR if hasattr(select, "POLLRDHUP") else select.POLLHUP
 
 

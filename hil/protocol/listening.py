@@ -94,7 +94,7 @@ def check_tls_files(
     """
     if cert and key and listens and all(listen.startswith("unix:") for listen in listens):
         raise UsageError(
-            "TLS is not supported on Unix sockets, which only their user can access", hint="listen on HOST:PORT"
+            "TLS is not supported on Unix sockets: only their owner can access them", hint="listen on HOST:PORT"
         )
     if bool(cert) != bool(key):
         given, lacking = ("certificate", "key") if cert else ("key", "certificate")
@@ -103,8 +103,8 @@ def check_tls_files(
         raise UsageError("a TLS client CA needs a server certificate and key")
     if not ca_needs_cert and cert and not ca:
         raise UsageError(
-            "a TLS certificate needs the CA of the other side",
-            hint="set ca to the CA's PEM file",
+            "a client certificate requires the CA of the server's certificate",
+            hint="set ca to the PEM file of this CA",
         )
 
 

@@ -158,11 +158,11 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     writable = [store.absolute() / "faults"] if counted else []
     # These faults reach outside the worker: they change the shared clock or kill the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
-    why = f"fault {reaching[0]} is simulated" if reaching else why_no_sandbox(writable)
+    why = f"fault {reaching[0]} does not work in a sandbox" if reaching else why_no_sandbox(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []
     if sandbox == REQUIRED:
-        raise UsageError(f"sandbox unavailable: {why}", hint="--no-sandbox runs programs with your permissions")
+        raise UsageError(f"sandbox unavailable: {why}", hint="use --no-sandbox to run programs with your permissions")
     note = f"not sandboxed: {why}"
     print(note, file=sys.stderr, flush=True)
     return {}, [note]
@@ -208,12 +208,12 @@ def main() -> None:
     options.add_argument(
         "--fork-ahead",
         action="store_true",
-        help="fork runtime processes from the starter, which has imported the runtimes and runs no threads",
+        help="fork runtime processes from the starting process, after it imports the runtimes",
     )
     options.add_argument(
         "--kept",
         action="store_true",
-        help="lock on the store's directory, held by the user; --idle-exit waits for it, then removes the directory",
+        help="remove the parent directory of --store at the end; --idle-exit first waits until no process locks it",
     )
     arguments = options.parse_args()
     try:

@@ -370,7 +370,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
         )
     if outputs[position].dtype == "string":
         raise UsageError(
-            f"fault corrupt: output {position} ({names[position]}) has strings, which cannot have a flipped bit"
+            f"fault corrupt: output {position} ({names[position]}) has strings; the fault supports only numbers"
         )
 
 

@@ -177,7 +177,7 @@ class _WrongMask(_StepFault):
         # A mask without a row per token can hide a token from itself only if the call has a single token.
         self.needs_single_tokens = len(program.inputs[self._place].shape) < 3
         if self.needs_single_tokens and keys["how"] == "show-next":
-            raise UsageError("fault mask: the program's mask has no row per token, which show-next needs")
+            raise UsageError("fault mask: how=show-next needs a mask with a row per token")
 
     def change_feeds(self, feeds: list[Any], call: _DecoderCall) -> None:
         feeds[self._place] = mask = np.array(feeds[self._place])

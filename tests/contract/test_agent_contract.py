@@ -101,7 +101,7 @@ INVALID_STEPS = [
     ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
     ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
     ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
-    ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "the inputs .* of function 'f'"),
+    ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "function 'f' has invalid inputs"),
     ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),)}, ids([1], [], []), "function 'f'|'f' not found"),
     ({}, ids([], [], []), "the prompt is empty"),
     ({"bound": 8}, ids([1] * 9, [], []), "exceed the cache of 8 tokens"),

@@ -141,7 +141,7 @@ def test_bisect_leaves_masked_values_out_of_error_measures(hil, tmp_path):
     assert (scores["outcome"], masked["outcome"]) == ("FAIL", "FAIL")
     assert masked["sqnr_db"] == pytest.approx(scores["sqnr_db"], abs=10)
     assert masked["outputs"][0]["masked"] == 6
-    assert "SQNR, cosine and RMSE leave out 6 masked values" in masked["reason"]
+    assert "SQNR, cosine and RMSE exclude 6 masked values" in masked["reason"]
 
 
 def test_bisect_finds_layer_with_corrupted_tensor(hil):

@@ -190,7 +190,7 @@ def test_run_shows_perplexity_of_text(hil, tmp_path):
 def test_generation_rejects_fault_without_effect(hil, tmp_path):
     spec = write_spec(tmp_path, one=(PROMPT, []))
     ended = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--fault", "mask:how=show-next")
-    assert ended.code == 2 and "fault mask: the program's mask has no row per token" in ended.err
+    assert ended.code == 2 and "fault mask: how=show-next needs a mask with a row per token" in ended.err
 
 
 def test_generation_names_step_of_crash(generate):

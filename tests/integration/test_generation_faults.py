@@ -32,7 +32,7 @@ FAULTS: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "column": ("FAIL", ("head", 0, 0, None, "logits", "")),
 }
 STALE = ("UNSTABLE", ("stale cache", 0, 0, None, "logits", ""))
-SWAPPED = "cache entries from position 39 are in another order than in the reference"
+SWAPPED = "cache entries from position 39 on have a different order than in the reference"
 
 
 @pytest.fixture(scope="module")

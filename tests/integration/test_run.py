@@ -228,7 +228,7 @@ def test_busy_board_exits_with_4_after_wait(hil, simulator, doubling, open_clien
     open_client(simulator)
     ended = hil("run", doubling, "--board", simulator, "--wait", 0.5, "--json")
     assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
-    assert "has the board" in ended.case["reason"]
+    assert "is using the board" in ended.case["reason"]
 
 
 def test_run_reads_iree_run_module_flagfile(hil, simulator, doubling, tmp_path):

@@ -72,7 +72,7 @@ def test_second_login_waits_and_shows_current_user(
 ) -> None:
     somebody = boards / f"{PASSWORD_USER}.toml"
     busy = hil("run", MODEL, "--board", somebody, "--wait", 0)
-    assert busy.code == 4 and "logged in as root, has the board (hil.connect)" in busy.out, busy.out
+    assert busy.code == 4 and "logged in as root, is using the board (hil.connect)" in busy.out, busy.out
     info = hil("board", "info", somebody)
     assert "logged in as root, (hil.connect) for" in info.out, info.out
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(MODEL), "--board", str(somebody)]
@@ -80,8 +80,8 @@ def test_second_login_waits_and_shows_current_user(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
     ) as waiting:
         assert waiting.stderr and held.stdin
-        shown = next(line for line in waiting.stderr if "has the board" in line)
-        assert "logged in as root, has the board (hil.connect) for" in shown
+        shown = next(line for line in waiting.stderr if "has used the board" in line)
+        assert "logged in as root, has used the board for" in shown
         held.stdin.close()
         out, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, out + err

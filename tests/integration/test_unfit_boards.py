@@ -112,7 +112,11 @@ def test_agent_without_writable_shared_memory_runs_programs(start, hil):
 @pytest.mark.parametrize(
     ("others_mib", "outcome", "code", "text"),
     slow_except(
-        [(400, "BOARD_UNFIT", 4, "other processes use the board's"), (1, "RUN_CRASH", 3, "the program used")], 0
+        [
+            (400, "BOARD_UNFIT", 4, "other processes use the rest of the board's"),
+            (1, "RUN_CRASH", 3, "the program used"),
+        ],
+        0,
     ),
 )
 def test_out_of_memory_blames_the_program_or_the_board(start, hil, tmp_path, others_mib, outcome, code, text):

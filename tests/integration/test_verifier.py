@@ -179,7 +179,7 @@ def test_verifier_rejects_invalid_arguments_and_files(verify, program_for, tmp_p
     for words, text in [
         (["--nonsense"], "unknown option --nonsense"),
         (["--rtol", "x", path], "invalid --rtol 'x'"),
-        (["--rtol", "1", path], "rtol is 1: a comparison cannot fail"),
+        (["--rtol", "1", path], "rtol is 1: with an rtol of 1 or more"),
         (["--method", "halve", path], "no method 'halve'"),
         (["--case", "7", path], "no case '7'"),
         ([], "missing argument BUNDLE"),

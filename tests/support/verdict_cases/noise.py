@@ -116,7 +116,10 @@ CASES = [
         BOXES,
         swapped(BOXES * SIZES, 4, lambda v: v * np.float32(1.4)),
         (*ONNXRUNTIME, "--atol", "1e-3"),
-        says=("160 values in columns 4, 5 are smaller than the given tolerance: judged to within half of their value",),
+        says=(
+            "160 values in columns 4, 5 are smaller than the given tolerance: hil accepts errors of up to half of "
+            "their value",
+        ),
         s=SIZES,
     ),
     case(
@@ -228,6 +231,6 @@ CASES = [
         "PASS",
         -PIXELS,
         np.zeros((2, 50), np.float32),
-        says=("a dead board cannot be detected",),
+        says=("a board that computes nothing could also pass",),
     ),
 ]

@@ -97,8 +97,8 @@ def test_worker_lets_program_replace_its_steps():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logits": 9}, "the outputs"),
-        ({"rules": [[0, "tokens"], [9, "mask"]]}, "the inputs"),
+        ({"logits": 9}, "invalid steps: outputs"),
+        ({"rules": [[0, "tokens"], [9, "mask"]]}, "invalid steps: inputs"),
         ({"rules": [[0, "x"]]}, "invalid steps"),
         ({"steps": 1 << 20}, "1048576 steps"),
         ({"bound": 4}, "5 tokens exceed the cache of 4 tokens"),

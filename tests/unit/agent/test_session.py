@@ -54,7 +54,7 @@ def test_sessions_without_fence_wait_and_get_next_fence(agent):
 def test_sessions_higher_fence_ends_open_session(agent):
     old = agent.open("old")
     new = agent.open("new", fence=40)
-    assert (agent.sessions.current, agent.freed, agent.reasons) == (new, 1, ["new took the device with fence 40"])
+    assert (agent.sessions.current, agent.freed, agent.reasons) == (new, 1, ["new took over the board with fence 40"])
     with pytest.raises(SessionEnded):
         agent.sessions.check(old.token)
     assert agent.sessions.check(new.token) is new
@@ -89,7 +89,7 @@ def test_sessions_reject_fence_below_highest(agent, is_open):
     session = agent.open("lease", fence=7)
     if not is_open:
         agent.end(session)
-    with pytest.raises(BoardBusy, match="stale fence 6: the board has already accepted 7"):
+    with pytest.raises(BoardBusy, match="stale fence 6: the board has already accepted fence 7"):
         agent.open("late", fence=6)
     assert agent.sessions.current is (session if is_open else None)
 
@@ -97,7 +97,7 @@ def test_sessions_reject_fence_below_highest(agent, is_open):
 def test_sessions_reject_fence_passed_by_unfenced_session(agent):
     agent.end(agent.open("lease", fence=7))
     agent.end(agent.open("by hand"))
-    with pytest.raises(BoardBusy, match="accepted 8"):
+    with pytest.raises(BoardBusy, match="accepted fence 8"):
         agent.open("lease", fence=7)
 
 
@@ -152,7 +152,7 @@ def test_sessions_journal_records_owners_and_times(agent):
 @pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MOST_JUMP + 8])
 def test_sessions_reject_implausible_fence_without_change(agent, tmp_path, fence):
     agent.end(agent.open("lease", fence=7))
-    with pytest.raises(UsageError, match=r"invalid fence .*: maximum \d+ at the board's fence 7"):
+    with pytest.raises(UsageError, match=r"invalid fence .*: the board is at fence 7 and accepts at most \d+"):
         agent.open("attacker", fence=fence)
     assert agent.sessions.fence == 7 and (tmp_path / "fence").read_text() == "7"
     assert agent.open("next").fence == 8

@@ -214,12 +214,12 @@ def _control(document):
 MISFITS = {
     "unknown arithmetic 'float9'": lambda c: c.update(arithmetic="float9"),
     "a deviation is not finite": lambda c: c.update(whole=["inf", "inf"]),
-    "channels along axis 1, but the output": lambda c: c["axes"].update({"1": [None]}),
-    "channels along axis -1, but the output": lambda c: c["axes"].update({"-1": [None]}),
-    "exponent 999 of 16 is out of range": lambda c: c["sizes"].update({"999": [0.1, 0.1]}),
-    "2 jumping elements, but a count of 3": lambda c: c.update(jumping=3),
-    "0 jumping elements, but a count of 2": lambda c: c.update(jumps={}),
-    "a count of -1": lambda c: c.update(jumps={}, jumping=-1),
+    "channels along axis 1, which is not a channel axis": lambda c: c["axes"].update({"1": [None]}),
+    "channels along axis -1, which is not a channel axis": lambda c: c["axes"].update({"-1": [None]}),
+    "base-16 exponent 999 is out of range": lambda c: c["sizes"].update({"999": [0.1, 0.1]}),
+    "the control has values for 2 jumping elements, but counts 3": lambda c: c.update(jumping=3),
+    "the control has values for 0 jumping elements, but counts 2": lambda c: c.update(jumps={}),
+    "but counts -1": lambda c: c.update(jumps={}, jumping=-1),
     "out of range for 6 elements": lambda c: c["jumps"].update({"6": c["jumps"].pop("1")}),
     "out of range for 6 elements ": lambda c: c["jumps"].update({"-7": c["jumps"].pop("1")}),
     "different numbers of values": lambda c: c["jumps"]["1"].pop(),
@@ -237,7 +237,7 @@ def test_find_misfit_checks_channel_count_of_control(tmp_path):
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
     found = control_of("float16", "test", wide, [wide * np.float32(1.001)], [])
     assert found.axes.keys() == {1} and find_misfit(found, wide) == ""
-    assert "4 channels along axis 1, but the output 3x5 float32" in find_misfit(found, np.ones((3, 5), np.float32))
+    assert "4 channels along axis 1, the output 3x5 float32" in find_misfit(found, np.ones((3, 5), np.float32))
     assert "cannot have a control" in find_misfit(found, np.array(["text"], object))
 
 

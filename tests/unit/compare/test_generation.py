@@ -131,7 +131,7 @@ def test_judge_generation_fails_faults_without_cache(name: str):
 def test_judge_generation_notes_cache_in_another_order():
     judged = judge(generated(np.float32, "swap"), np.float32)
     assert judged.outcome is Outcome.PASS and judged.fault is None
-    assert judged.notes == ("cache entries from position 39 are in another order than in the reference",)
+    assert judged.notes == ("cache entries from position 39 on have a different order than in the reference",)
 
 
 def test_judge_generation_notes_unused_cache_entries():
@@ -141,7 +141,9 @@ def test_judge_generation_notes_unused_cache_entries():
     rows[-1] += 1
     judged = judge(replace(board, cache=(replace(last, rows=rows), *board.cache[1:])), np.float32)
     assert judged.outcome is Outcome.PASS
-    assert judged.notes == ("cache entries differ from position 79, without effect on the logits",)
+    assert judged.notes == (
+        "cache entries from position 79 on differ from the reference, without effect on the logits",
+    )
 
 
 def test_judge_generation_measures_cache_errors_relative_to_bound():
@@ -312,7 +314,7 @@ def test_judge_generation_accepts_flip_only_at_near_tie(margin: float, outcome: 
     assert judged.outcome is outcome, judged.reason
     assert judged.first_divergent == 1
     if outcome is Outcome.PASS:
-        assert judged.notes == ("1 of 3 largest logits differ at near-ties",)
+        assert judged.notes == ("the largest logit differs at 1 of 3 positions, each time in a near-tie",)
     else:
         assert judged.fault is not None
         assert (judged.fault.kind, judged.fault.position) == (FaultKind.FLIP, 1)

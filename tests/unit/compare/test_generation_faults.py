@@ -27,7 +27,7 @@ def test_judge_generation_names_chosen_token():
     board = replace(EXACT, tokens=np.array([0, 2, 0]))
     judged = judge_generation(board, EXACT, CONTROL)
     assert judged.fault is not None and judged.fault.kind is FaultKind.SAMPLER
-    assert judged.reason == "sampler, step 1, position 2: token 2 was chosen, the largest logit is that of token 1"
+    assert judged.reason == "sampler, step 1, position 2: the board chose token 2, but token 1 has the largest logit"
 
 
 def test_judge_generation_names_flipped_token():
@@ -36,7 +36,7 @@ def test_judge_generation_names_flipped_token():
     board = replace(EXACT, logits=changed(LOGITS, 3, 2, to=3.2), tokens=np.array([0, 1, 2]))
     judged = judge_generation(board, EXACT, control)
     assert judged.fault is not None and judged.fault.kind is FaultKind.FLIP
-    assert judged.reason == "flip, step 2, position 3: the largest logit is that of token 2, not 0, with a margin of 1"
+    assert judged.reason == "flip, step 2, position 3: token 2 has the largest logit, expected token 0 (margin 1)"
 
 
 def test_find_stale_returns_first_different_logits():
@@ -74,7 +74,7 @@ def test_judge_generation_accepts_right_state():
 def test_judge_generation_notes_wrong_state_beside_right_logits():
     judged = judge_generation(with_state(HYBRID, 3.0), HYBRID, replace(HYBRID, logits=CONTROL.logits))
     assert judged.fault is None
-    assert judged.notes == ("cache entries differ from position 3, without effect on the logits",)
+    assert judged.notes == ("cache entries from position 3 on differ from the reference, without effect on the logits",)
 
 
 def test_judge_generation_names_layer_of_wrong_state():

@@ -12,7 +12,11 @@ GIB = 1 << 30
     ("peak", "kind", "text"),
     [
         (7 * GIB, RunCrashed, "the program used 7516192768 of the board's 8589934592 bytes"),
-        (GIB, BoardUnfit, "killed the program at 1073741824 bytes; other processes use the board's 8589934592"),
+        (
+            GIB,
+            BoardUnfit,
+            "killed the program at 1073741824 bytes; other processes use the rest of the board's 8589934592",
+        ),
     ],
 )
 def test_out_of_memory_blames_largest_user(peak, kind, text):

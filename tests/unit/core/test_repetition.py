@@ -20,7 +20,7 @@ def test_repetition_text_describes_stable_iterations():
 
 def test_repetition_text_mentions_sampling():
     text = Repetition((Answer(2, 0, ONE),), is_sampled=True).text
-    assert text.endswith("gave the same answer (compared in samples: the outputs are larger than 1 MiB)")
+    assert text.endswith("gave the same answer (hil compared samples: the outputs are larger than 1 MiB)")
 
 
 @pytest.mark.parametrize(

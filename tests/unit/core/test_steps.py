@@ -114,7 +114,7 @@ def test_stepped_program_rejects_turn_without_tokens(prompt: list[int]):
 
 
 def test_stepped_program_rejects_forced_tokens_of_other_turns():
-    with pytest.raises(UsageError, match="forced tokens for 1 turns, the prompt has 2"):
+    with pytest.raises(UsageError, match="got forced tokens for 1 turns, but the prompt has 2 turns"):
         run(SummingProgram(), plan_of(SummingProgram(), 1), [1, TURN_END, 2], [3])
 
 
@@ -423,26 +423,26 @@ def test_stepped_program_rejects_wrong_number_of_rows():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rules": ((0, StepRule.TOKENS), (0, StepRule.POSITIONS))}, r"the inputs \[0, 0, 2\]"),
-        ({"rules": ((0, StepRule.TOKENS), (2, StepRule.POSITIONS))}, r"the inputs \[0, 2, 2\]"),
-        ({"rules": ((9, StepRule.TOKENS),)}, r"the inputs \[9, 2\] of a program with 3 inputs"),
-        ({"rules": ((-1, StepRule.TOKENS),)}, r"the inputs \[-1, 2\]"),
+        ({"rules": ((0, StepRule.TOKENS), (0, StepRule.POSITIONS))}, r"invalid steps: inputs \[0, 0, 2\]"),
+        ({"rules": ((0, StepRule.TOKENS), (2, StepRule.POSITIONS))}, r"invalid steps: inputs \[0, 2, 2\]"),
+        ({"rules": ((9, StepRule.TOKENS),)}, r"inputs \[9, 2\] are repeated or out of range; the program has 3 inputs"),
+        ({"rules": ((-1, StepRule.TOKENS),)}, r"invalid steps: inputs \[-1, 2\]"),
         ({"rules": ()}, "one input must take the tokens"),
         ({"rules": ((0, StepRule.TOKENS), (1, StepRule.TOKENS))}, "one input must take the tokens"),
-        ({"feedback": ((2, 2),)}, r"the outputs \[0, 2\] of a program with 2 outputs"),
-        ({"logits": 5}, r"the outputs \[5, 1\]"),
-        ({"logits": -1}, r"the outputs \[-1, 1\]"),
+        ({"feedback": ((2, 2),)}, r"outputs \[0, 2\] are out of range; the program has 2 outputs"),
+        ({"logits": 5}, r"invalid steps: outputs \[5, 1\]"),
+        ({"logits": -1}, r"invalid steps: outputs \[-1, 1\]"),
         ({"shapes": ()}, "0 shapes for 1 cache tensors"),
         ({"steps": MAX_STEPS + 1}, "65537 steps"),
         ({"steps": -1}, "-1 steps"),
         ({"chunk": -1}, "invalid steps"),
         ({"bound": -1}, "invalid steps"),
         ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1)),) * (MAX_PROMPT_FUNCTIONS + 1)}, "65 prompt functions"),
-        ({"prompts": (PromptFunction("f", (0, 1), (0, 1)),)}, r"the inputs \(0, 1\) of function 'f'"),
-        ({"prompts": (PromptFunction("f", (-1, 1, 2), (0, 1)),)}, r"the inputs \(-1, 1, 2\)"),
-        ({"prompts": (PromptFunction("f", (0, 1, -1), (0, 1)),)}, r"the inputs \(0, 1, -1\)"),
-        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1, 2)),)}, r"the outputs \(0, 1, 2\) of function 'f'"),
-        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, -1)),)}, r"the outputs \(0, -1\)"),
+        ({"prompts": (PromptFunction("f", (0, 1), (0, 1)),)}, r"function 'f' has invalid inputs \(0, 1\)"),
+        ({"prompts": (PromptFunction("f", (-1, 1, 2), (0, 1)),)}, r"has invalid inputs \(-1, 1, 2\)"),
+        ({"prompts": (PromptFunction("f", (0, 1, -1), (0, 1)),)}, r"has invalid inputs \(0, 1, -1\)"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, 1, 2)),)}, r"function 'f' has invalid outputs \(0, 1, 2\)"),
+        ({"prompts": (PromptFunction("f", (0, 1, 2), (0, -1)),)}, r"has invalid outputs \(0, -1\)"),
     ],
 )
 def test_plan_check_rejects_invalid_plans(change: dict[str, Any], message: str):

@@ -81,7 +81,7 @@ def test_token_to_local_address_needs_only_plain_connection(address):
         ({"cert": "c", "key": ""}, "without a key"),
         ({"cert": "", "key": "k"}, "without a certificate"),
         ({"cert": "", "key": "", "ca": "a", "ca_needs_cert": True}, "needs a server certificate"),
-        ({"cert": "c", "key": "k"}, "needs the CA"),
+        ({"cert": "c", "key": "k"}, "requires the CA"),
     ],
 )
 def test_check_tls_files_rejects_incomplete_tls(given, why):

@@ -214,7 +214,7 @@ NO_CACHE = StepsPlan(rules=((0, StepRule.TOKENS),), feedback=(), logits=0, steps
         ),
         ("rope", NO_CACHE, "fault rope: the program has no input for the positions"),
         ("mask", NO_CACHE, "fault mask: the program has no input for the mask"),
-        ("mask:how=show-next", PLAN, "fault mask: the program's mask has no row per token, which show-next needs"),
+        ("mask:how=show-next", PLAN, "fault mask: how=show-next needs a mask with a row per token"),
     ],
 )
 def test_sim_steps_reject_fault_without_effect(fault, plan, message):

@@ -127,7 +127,7 @@ def waiting_text(reply: pb.SessionWaiting) -> str:
     holder = reply.holder
     _finite(holder.held_s, "time the board is in use")
     owner, purpose = holder.owner[:_HOLDER_CHARACTERS], holder.purpose[:_HOLDER_CHARACTERS]
-    return f"{owner} has the board ({purpose}) for {holder.held_s:.0f} s"
+    return f"{owner} has used the board for {holder.held_s:.0f} s ({purpose})"
 
 
 def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:

@@ -102,7 +102,7 @@ def test_board_held_by_other_raises_busy(lab):
     lab.open().take()
     with pytest.raises(BoardBusy, match="somebody has the device"):
         lab.open().take()
-    assert any("somebody has the board (tests)" in text for text in lab.said)
+    assert any("somebody has used the board for" in text for text in lab.said)
 
 
 def test_released_board_can_be_taken(lab):

@@ -134,7 +134,7 @@ static bool is_blind(char *why, size_t size, struct tolerance tolerance, const s
     if (!(constant < scale->spread && scale->spread <= steps * (atol + rtol * scale->least_extreme)))
         return false;
     snprintf(why, size,
-             "values differ by at most %.3g, which is within the tolerance (rtol %.3g, atol %.3g)%s: they would agree in "
+             "values differ by at most %.3g, which is within the tolerance (rtol %.3g, atol %.3g)%s: the values would agree in "
              "any order",
              scale->spread, rtol, atol, measured);
     return true;
@@ -149,8 +149,8 @@ void check_tolerances(const char *method, const struct test_case *one)
             refuse("a tolerance is a number of 0 or more", "method '%s', case '%s': %s is %g", method, one->name,
                    i ? "atol" : "rtol", given[i]);
     if (one->rtol >= 1)
-        refuse("rtol is a share of the reference's value: 0.01 is one percent",
-               "method '%s', case '%s': rtol is %g: a comparison cannot fail when zeros agree with every reference", method,
+        refuse("rtol is relative to the reference's value: 0.01 is one percent",
+               "method '%s', case '%s': rtol is %g: with an rtol of 1 or more, zeros would agree with every reference", method,
                one->name, one->rtol);
     if (!one->outputs_count)
         refuse("", "method '%s', case '%s': the method has no outputs, so the case could not fail", method,
@@ -310,7 +310,7 @@ static void say_values(char *text, size_t size, const struct tensor *actual, con
     unsigned long long mismatches = stats->mismatches, count = actual->count, nonfinite = stats->nonfinite;
     *text = 0;
     if (stats->zeroed) {
-        snprintf(text, size, "every value is 0, the reference's are not");
+        snprintf(text, size, "every value is 0, but the reference has other values");
         return;
     }
     if (!mismatches)
@@ -318,7 +318,7 @@ static void say_values(char *text, size_t size, const struct tensor *actual, con
     show_place(first, sizeof first, actual, expected, stats->first);
     show_place(worst, sizeof worst, actual, expected, stats->worst);
     if (nonfinite) {
-        snprintf(text, size, "%llu value%s NaN or infinite in one and not in the other, first %s", nonfinite,
+        snprintf(text, size, "%llu value%s NaN or infinite on one side only, first %s", nonfinite,
                  nonfinite == 1 ? "" : "s", worst);
         return;
     }

@@ -88,7 +88,7 @@ def test_table_and_plot_show_nonfinite_mismatch(tmp_path: Path):
     assert shown(None, found).splitlines()[2].split() == [
         "0", "Log_log", "Log", "log", "FAIL", "NaN/Inf", "-", "PASS", "0", "inf",
     ]  # fmt: skip
-    assert "2 values NaN or infinite in one and not in the other" in shown(None, found)
+    assert "2 values NaN or infinite on one side only" in shown(None, found)
     plot_growth(tmp_path / "growth.svg", found)
     assert (tmp_path / "growth.svg").read_text().count("off the scale (NaN/Inf)") == 2
     plot_growth(tmp_path / "growth.svg", bisection())

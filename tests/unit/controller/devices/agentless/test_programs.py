@@ -585,7 +585,7 @@ def test_command_killed_by_signal_raises_crash(open_board, shell, functions, sig
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("others_mib", "kind", "text"),
-    [(200, BoardUnfit, "other processes use the board's"), (1, RunCrashed, "the program used")],
+    [(200, BoardUnfit, "other processes use the rest of the board's"), (1, RunCrashed, "the program used")],
 )
 def test_out_of_memory_blames_program_or_board(open_board, shell, functions, tmp_path, others_mib, kind, text):
     program = vendor(shell, f"exec {sys.executable} -c \"print('last words'); kept = bytearray(1 << 29)\" >&2")

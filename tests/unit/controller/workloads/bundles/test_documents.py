@@ -62,7 +62,7 @@ def test_forged_signature_raises_error_document(call, tmp_path):
     forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
     (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in pieces(forged, list(made._blobs.values()))))
     for verb in ("inspect", "verify", "run"):
-        assert "invalid signature" in call(verb, "f.hilb", code=2)["error"]["message"]
+        assert "the bundle's signature by key" in call(verb, "f.hilb", code=2)["error"]["message"]
 
 
 @pytest.mark.parametrize(
