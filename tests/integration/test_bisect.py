@@ -256,7 +256,7 @@ def test_bisect_skips_layers_after_compile_error(hil, simulator, uncompilable, t
     assert cumulative == {"Add_double": "PASS", "LpPool_pool": "SKIP", "Neg_minus": "SKIP", "Relu_relu": "PASS"}
     assert document["exposed"]["outcome"] == document["whole"]["outcome"] == "COMPILE_ERROR"
     assert "LpPool_pool (LpPool, node pool) ended in COMPILE_ERROR" in document["verdict"]
-    assert "cumulative excludes the failed layers" in document["notes"][0]
+    assert "the cumulative results exclude the failed layers" in document["notes"][0]
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def test_concurrent_deploys_share_single_upload(make_board: MakeBoard, log_in: L
 
     assert places[0].build == places[1].build
     assert sorted(place.pushed_bytes > 0 for place in places) == [False, True]
-    assert any("waiting for a running deploy" in text for text in said)
+    assert any("waiting until another deploy" in text for text in said)
     assert on(board, "pgrep -f -c 'm hil[.]agent --listen'").strip() == "1"
 
 

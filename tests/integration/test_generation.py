@@ -247,7 +247,7 @@ def test_bisect_finds_wrong_operator_of_wrong_call(hil, tmp_path):
     found = hil("bisect", MODEL, "--generate", spec, *where, *fault, "--json")
     assert found.code == 1 and found.document["first_isolated"] == "Concat_present.2.value"
     (note,) = found.document["notes"]
-    assert note.startswith("the bisected call is that of prompt right, positions 0 to 2: layer 1, in the prompt")
+    assert note.startswith("hil bisects the call of prompt right at positions 0 to 2: layer 1, in the prompt")
 
 
 @pytest.mark.slow
@@ -255,9 +255,7 @@ def test_bisect_of_right_prompts_uses_last_call(hil, tmp_path):
     spec = write_spec(tmp_path, one=(PROMPT, FORCED[:3]))
     found = hil("bisect", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--cumulative", "--json")
     assert found.code == 0
-    assert found.document["notes"] == [
-        "all prompts passed; the bisected call is the last one of prompt one, position 18"
-    ]
+    assert found.document["notes"] == ["all prompts passed; hil bisects the last call of prompt one, position 18"]
 
 
 def test_bundle_has_case_of_each_call(hil, tmp_path):

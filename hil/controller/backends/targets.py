@@ -112,7 +112,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     flags = " ".join(flag for flag in fitting.flags if flag not in _DEVICE)
     return (
         f"the program was compiled for {compiled}, the board is {board}: {what}; "
-        f"set [compile_flags] in the board's config to {flags}, or remove the flags to use these by default"
+        f"set [compile_flags] in the board's config to {flags}, or remove compile_flags: hil then uses these flags"
     )
 
 

@@ -140,7 +140,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
         raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_signature(specs))
     if not specs:
-        raise UsageError(f"unexpected tensor value {text[:80]!r}: all tensors of the model are given")
+        raise UsageError(f"unexpected tensor value {text[:80]!r}: every tensor of the model already has a value")
     return {specs[0].name: _value(text, specs[0], strict)}
 
 

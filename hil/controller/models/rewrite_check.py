@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 # Tolerance: both models run on the same kernels without optimizations, so only rounding may differ.
 _EPSILONS = 16
-_HINT = "the board received an incorrect model: export it with opset 17 or newer, without local functions"
+_HINT = (
+    "hil changed the model incorrectly before compilation: export it with opset 17 or newer, without local functions"
+)
 
 
 def is_rewritten(model: Model, makers: Iterable[str]) -> bool:

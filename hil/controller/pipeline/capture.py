@@ -71,7 +71,9 @@ class CaptureRecorder:
         runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
         if (runs, cold) != (iterations, warmup):
             asked = f"{iterations} iterations after {warmup} warm-up iterations"
-            self.capture.notes.append(f"requested {asked}, profiled only {runs} after {cold} to limit the file size")
+            self.capture.notes.append(
+                f"hil profiled only {runs} iterations after {cold}, instead of {asked}, to limit the file size"
+            )
         try:
             taken = program.profile(inputs, warmup=cold, iterations=runs, timeout=timeout)
         except HilError as error:

@@ -290,7 +290,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     try:
         prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
     except errors.StageError as error:
-        where = f"the failed run had all {len(inputs[PROMPT])} tokens as the prompt"
+        where = f"the failed run used all {len(inputs[PROMPT])} tokens as the prompt"
         error.hint = "; ".join(filter(None, (error.hint, where)))
         raise
     _check_outputs(case, prefill, inputs, plan)
@@ -429,7 +429,7 @@ def mark_unstable(case: Case) -> Case:
         fault = find_stale(first, _generated(decoder, inputs, again[0])) or fault
     where = f"{fault}" if fault is not None and fault.kind is FaultKind.STALE else "stale cache"
     what = ", ".join(repetition.differing[:_SHOWN]) + (", ..." if len(repetition.differing) > _SHOWN else "")
-    reason = f"{where}: the same prompt after another prompt returned other {what or 'outputs'}"
+    reason = f"{where}: the prompt returned different {what or 'outputs'} when it ran after another prompt"
     reason += ", or the program is not deterministic"
     reason = "; ".join(filter(None, (reason, judged.reason)))
     judged = replace(judged, outcome=Outcome.UNSTABLE, reason=reason, fault=fault)

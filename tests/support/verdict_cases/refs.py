@@ -195,7 +195,7 @@ CASES = [
         "same_library_refused",
         outcome="REFERENCE_ERROR",
         options=(*ORT, "--require-independent"),
-        says=("an independent reference is required",),
+        says=("the pass requires an independent reference",),
         **_only_onnxruntime(),
     ),
     VerdictCase("integer_product", outcome="PASS", options=IREE, **_integer_product()),

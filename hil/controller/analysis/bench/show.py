@@ -220,7 +220,7 @@ def _print_comparison(console: Console, found: SpeedComparison, title: str = "")
     line = Text(title, style="default")
     line.append(found.verdict, style=f"bold {_VERDICTS[found.verdict]}")
     line.append(
-        f"  undisturbed, B takes {found.ratio:.3f} times as long as A ({interval.level:.0%}: "
+        f"  without disturbances, B takes {found.ratio:.3f} times as long as A ({interval.level:.0%}: "
         f"{interval.low:.3f} to {interval.high:.3f}, {found.rounds} rounds; "
         f"differences below {found.min_effect:.1%} are ignored)",
         style="default",

@@ -267,8 +267,8 @@ def _run_trials(bench: _TrialRunner, ways: Collection[BisectWay]) -> tuple[Bisec
         left = [layer for layer in there if layer in rest]
         if len(rest) < len(subject.layers) and left:
             notes.append(
-                f"the whole model with intermediate outputs ended in {seen.outcome.value}: cumulative excludes "
-                "the failed layers and the layers that depend on them"
+                f"the whole model with intermediate outputs ended in {seen.outcome.value}: the cumulative results "
+                "exclude the failed layers and the layers that depend on them"
             )
             seen = bench.run([_start_exposed_trial(bench, left, only=True)])[_EXPOSED]
     layers = []

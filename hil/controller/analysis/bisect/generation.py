@@ -68,7 +68,7 @@ def _describe_call(case: Case, call: DecoderCall) -> str:
     judged, prompt = case.generation, case.options.prompt
     where = f"position {call.begin}" if call.end == call.begin + 1 else f"positions {call.begin} to {call.end - 1}"
     if case.outcome is Outcome.PASS:
-        return f"all prompts passed; the bisected call is the last one of prompt {prompt}, {where}"
+        return f"all prompts passed; hil bisects the last call of prompt {prompt}, {where}"
     if judged is None or judged.fault is None:
-        return f"prompt {prompt} has no wrong position; the bisected call is its last one, {where}: {case.reason}"
-    return f"the bisected call is that of prompt {prompt}, {where}: {case.reason}"
+        return f"prompt {prompt} has no wrong position; hil bisects the last call, {where}: {case.reason}"
+    return f"hil bisects the call of prompt {prompt} at {where}: {case.reason}"

@@ -22,7 +22,7 @@ _NAMES_SHOWN = 4
 # Possible causes of a wrong output if no isolated layer is wrong. Each program runs only once, so an intermittent board
 # fault is one of them.
 _TOGETHER = (
-    "layers give different results when compiled together, or this run had an intermittent error (repeat to check)"
+    "layers give different results when compiled together, or the board had an intermittent error (repeat to check)"
 )
 _ANY_CAUSE = f"errors accumulate across layers, {_TOGETHER}"
 

@@ -213,7 +213,7 @@ def _write_dispatch(
     try:
         ir.Module.parse(text, context=ir.Context())
     except ir.MLIRError as error:
-        raise _Unsupported(f"its MLIR cannot stand alone: {str(error).splitlines()[-1][:120]}") from None
+        raise _Unsupported(f"its MLIR is invalid outside of the program: {str(error).splitlines()[-1][:120]}") from None
     inside = (op.operation for op in executable.regions[0].blocks[0].operations)
     code = next(op for op in inside if op.name == "builtin.module").get_asm(use_local_scope=True)
     folder.mkdir()

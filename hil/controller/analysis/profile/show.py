@@ -86,7 +86,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
             one for one in found[:top] if one.kind == "compute" and None not in (one.flops_per_s, one.bytes_per_s)
         ]
         if estimated:
-            console.print(Text("\nestimates: work from shapes, measured time", style="dim"))
+            console.print(Text("\nestimates: work computed from shapes, divided by the measured time", style="dim"))
             console.print(_build_roofline_table(console, estimated, by, times))
         print_mark(console, times)
     for note in profile.notes:
@@ -297,7 +297,7 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     console.print()
     console.print(named_table(console, "pass", [Text(plain(one.name)) for one in longest], columns))
     if estimated := found.operations[:top]:
-        console.print(Text("\nestimates: work from shapes, time on a nominal core", style="dim"))
+        console.print(Text("\nestimates: work computed from shapes, time on a nominal core", style="dim"))
         columns = [
             ProfileColumn("share", [f"{one.share:.1%}" for one in estimated], 1),
             ProfileColumn("time", [seconds(one.seconds) for one in estimated], 2),

@@ -135,7 +135,7 @@ def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, i
     _few(reply.missing, len(asked), "missing blobs")
     missing = {blob.digest: int(blob.have_bytes) for blob in reply.missing}
     sane = len(missing) == len(reply.missing) and missing.keys() <= set(asked)
-    _expect(sane, "it lists missing blobs that hil did not ask for")
+    _expect(sane, "it lists missing blobs that hil did not request")
     return missing
 
 
@@ -231,7 +231,7 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
 
 def calls_of(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:
     """Return the calls of a stepped program."""
-    _expect(start.HasField("steps") or not done.calls, "calls of steps that hil did not ask for")
+    _expect(start.HasField("steps") or not done.calls, "it reports steps that hil did not request")
     _few(done.calls, MAX_CALLS, "calls")
     stamps = [stamp for call in done.calls for stamp in (call.start_ns, call.end_ns)]
     _expect(stamps == sorted(stamps) and min(stamps, default=0) >= 0, "times of calls decrease")

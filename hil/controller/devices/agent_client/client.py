@@ -276,7 +276,7 @@ class AgentClient(AgentConnection, BoardClient):
             done = stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
         if not stream.fallback:
             return done
-        note = f"slower gRPC was used for the run, because the agent's data connection failed: {stream.fallback}"
+        note = f"the run used gRPC, which is slower, because the agent's data connection failed: {stream.fallback}"
         return replace(done, notes=(*done.notes, note))
 
     def counters(self, period_s: float) -> Call:

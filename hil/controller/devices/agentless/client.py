@@ -113,7 +113,7 @@ class CommandClient(BoardClient):
         """
         if not self._command.runs(self._runtime):
             raise errors.UsageError(
-                f"missing command for the runtime {self._runtime!r}: board {self._board} has no agent",
+                f"board {self._board} has no agent, and no command for the runtime {self._runtime!r}",
                 hint="use --runtime iree, or set a program in the [runtime] table of the board's config",
                 option="--runtime",
             )

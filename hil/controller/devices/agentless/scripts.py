@@ -435,7 +435,7 @@ def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -
 def _crash(number: int, name: str, detail: str) -> errors.HilError:
     hint, code = "", errors.ErrorCode.NONE
     if number == signal.SIGKILL:
-        hint = "not sent by hil: the board may have run out of memory"
+        hint = "hil did not send the signal: the board may have run out of memory"
     elif number == signal.SIGILL:
         hint = "the program uses instructions this CPU lacks: check the compile target"
         code = errors.ErrorCode.ILLEGAL_INSTRUCTION

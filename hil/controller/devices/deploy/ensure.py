@@ -109,8 +109,8 @@ _POLL_S = 0.5
 # Status -> maximum wait in seconds, for a concurrent deploy over a slow link or for a session of a different agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _WAITING = {
-    "locked": "waiting for a running deploy to this board to finish",
-    "busy": "waiting: the agent of a different version on this board is in use",
+    "locked": "waiting until another deploy to this board finishes",
+    "busy": "waiting for the board: an agent of a different version is in use",
 }
 _NAMED = 3
 

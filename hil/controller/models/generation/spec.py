@@ -150,7 +150,7 @@ def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
     spec.prompt, spec.lengths = prompts, _read_lengths(spec, prompts[0], path)
     if spec.lengths and (clash := [prompt.name for prompt in prompts[1:] if _size_in_name(spec, prompt.name)]):
         raise UsageError(
-            f"{path}: prompt {clash[0]!r} has the name of the first prompt cut to a length",
+            f"{path}: prompt {clash[0]!r} has the same name as a shortened copy of the first prompt",
             hint="rename one of the prompts",
             option="--generate",
         )
@@ -273,7 +273,7 @@ def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
     """
     most, lengths = len(first.tokens), spec.lengths
     if lengths and first.turn:
-        raise UsageError(f"{path}: lengths needs a first prompt with one turn", option="--generate")
+        raise UsageError(f"{path}: lengths requires a first prompt with a single turn", option="--generate")
     if isinstance(lengths, str):
         try:
             low, high = parse_range(lengths)
@@ -285,7 +285,7 @@ def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
         lengths = [*edge_sizes(low, high), *near_chunks]
     if longest := [size for size in lengths if not 0 < size <= most]:
         raise UsageError(
-            f"{path}: lengths has {longest[0]}, the first prompt has {most} tokens",
+            f"{path}: lengths contains {longest[0]}, but the first prompt has {most} tokens",
             hint="extend the first prompt",
             option="--generate",
         )

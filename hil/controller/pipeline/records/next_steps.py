@@ -19,7 +19,7 @@ def hint_for_case(case: RunCase) -> str:
     if case.error:
         return case.error.hint
     if outcome is Outcome.UNSTABLE and case.generation:
-        return "check that each prompt starts with an empty cache, and that no state remains from the prompt before"
+        return "check that each prompt starts with an empty cache, and that no state remains from the previous prompt"
     if outcome is Outcome.UNSTABLE and case.repetition:
         return hint_for_unstable(case.repetition)
     decisive = [verdict for verdict in case.verdicts if verdict.outcome is outcome]
@@ -35,7 +35,7 @@ def hint_for_blind(verdict: StoredVerdict) -> str:
     """Return a hint for a BLIND verdict."""
     names = [output.name for output in verdict.outputs if not output.passed]
     allow = _repeat_option("--allow-blind", names) or "--allow-blind=OUTPUT"
-    return f"try other inputs (such as a different --seed) or criteria (--accept); {allow} passes without a judgement"
+    return f"try other inputs (such as a different --seed) or criteria (--accept); {allow} accepts the output unjudged"
 
 
 def _may_declare_arithmetic(case: RunCase) -> bool:
@@ -68,7 +68,9 @@ def hint_for_unstable(repetition: StoredRepetition) -> str:
     where = f"first difference in iteration {others[0].first + 1}; " if others else ""
     allow = _repeat_option("--allow-unstable", repetition.differing)
     allowed = f"; {allow} allows differences within the tolerance" if allow else ""
-    return f"{where}use --repeat 5 --fresh-load to check if a reloaded program also differs{allowed}"
+    return (
+        f"{where}use --repeat 5 --fresh-load to check whether a reloaded program also gives different outputs{allowed}"
+    )
 
 
 def _repeat_option(option: str, names: Sequence[str]) -> str:

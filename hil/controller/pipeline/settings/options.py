@@ -325,7 +325,7 @@ class CaseSettings:
     allow_flush: tuple[str, ...] = _make_option(
         (),
         TEXTS,
-        "Accept 0 if the reference of this output has subnormal numbers; * is a wildcard. Repeatable.",
+        "Accept 0 where the reference of this output is subnormal; * is a wildcard. Repeatable.",
         metavar="OUTPUT",
         repeats=True,
     )
@@ -333,13 +333,11 @@ class CaseSettings:
     iterations: int = _make_count(1, "Number of timed runs.")
     warmup: int = _make_count(0, "Number of untimed runs before the timed runs.", least=0)
     # number of repetitions of all these runs.
-    repeat: int = _make_count(1, "Number of repetitions of all these runs; compares the outputs.", most=100_000)
+    repeat: int = _make_count(1, "Repeat all these runs N times, and compare the outputs.", most=100_000)
     # load the program before each repetition.
     fresh_load: bool = _make_option(False, _FLAG, "With --repeat: reload the program for each repetition.")
     # number of compilations without the cache.
-    recompile: int = _make_count(
-        1, "Number of compilations without the cache; compares programs and outputs.", most=10_000
-    )
+    recompile: int = _make_count(1, "Compile N times without the cache, and compare programs and outputs.", most=10_000)
     # name patterns of outputs with allowed differences between iterations.
     allow_unstable: tuple[str, ...] = _make_option(
         (),

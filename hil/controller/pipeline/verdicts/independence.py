@@ -27,7 +27,7 @@ def only_dependent(verdicts: Sequence[Verdict]) -> str:
     if decider is None or decider.relation is Relation.INDEPENDENT:
         return ""
     names = ", ".join(one.named for one in verdicts if one)
-    return f"an independent reference is required, only {names} agrees"
+    return f"the pass requires an independent reference, but only {names} agrees"
 
 
 def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
@@ -50,7 +50,7 @@ def not_asked(case: Case, runtime: str) -> str:
     if case.model is None or not (names := _find_independent(case.model.format, runtime)):
         return f"no independent reference supports {case.model.format} models" if case.model else ""
     left = [name for name in names if name not in _list_used_references(case) and name not in case.unanswered]
-    return f"not run: {', '.join(left)}" if left else ""
+    return f"references not run: {', '.join(left)}" if left else ""
 
 
 def unasked_reference(case: Case, runtime: str) -> str:

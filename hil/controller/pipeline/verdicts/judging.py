@@ -50,7 +50,7 @@ def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
         case = replace(case, options=replace(case.options, rtol=None, atol=None))
         for judged in _judge_case(case, tools):
             yield (case := judged)
-        note = f"used hil's default tolerances: {error.message}"
+        note = f"hil used its default tolerances: {error.message}"
         yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
 
 
@@ -106,7 +106,7 @@ def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) 
     except errors.StageError as error:
         if may_differ(repetition, allowed):
             raise
-        verdicts, why = {}, f"; they cannot be judged: {error.message}"
+        verdicts, why = {}, f"; hil cannot judge these outputs: {error.message}"
     else:
         why = ""
     is_unstable, text = instability(repetition, verdicts, case.model, allowed)

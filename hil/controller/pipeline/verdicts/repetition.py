@@ -64,10 +64,10 @@ def instability(
     if not verdicts:
         return True, text
     worst = worst_answer(verdicts)
-    first = f"the first {_describe_verdict(verdicts[0])}"
+    first = f"the first answer {_describe_verdict(verdicts[0])}"
     if not worst:
-        return True, f"{text}; {first}, and no other is worse"
-    return True, f"{text}; {first}, the worst {_describe_verdict(verdicts[worst])}"
+        return True, f"{text}; {first}, and no other answer is worse"
+    return True, f"{text}; {first}, the worst answer {_describe_verdict(verdicts[worst])}"
 
 
 def _describe_verdict(verdict: Verdict) -> str:

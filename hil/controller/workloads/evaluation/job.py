@@ -333,7 +333,9 @@ class _Evaluation:
         self.differing += finished.board.answer != finished.reference.answer
         done = len(self.samples)
         self.screen.stage(
-            case.name, done, f"{done} of {self.identity.samples} samples, {self.differing} answers differ"
+            case.name,
+            done,
+            f"{done} of {self.identity.samples} samples, {self.differing} answers differ from the reference",
         )
         return None
 
@@ -412,7 +414,7 @@ class _Evaluation:
     def _judge(self, scores: EvaluationScores, allowed: float | None, decided: str) -> tuple[Outcome, str]:
         text = f"{self.metric.name} {describe_scores(scores, is_share=self.metric.is_share)}"
         if allowed is None:
-            return Outcome.SKIP, f"{text}; not judged without --max-drop"
+            return Outcome.SKIP, f"{text}; no verdict without --max-drop"
         return Outcome(decided) if decided else judge_scores(self.metric, scores, allowed), text
 
     def _resume_command(self) -> str:

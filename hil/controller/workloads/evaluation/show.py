@@ -40,7 +40,7 @@ def describe_scores(scores: EvaluationScores, *, is_share: bool) -> str:
 def _list_lines(record: EvaluationRecord) -> Iterator[str]:
     scores, share = record.scores, record.is_share
     total = record.identity.samples
-    early = ": the answer is clear" if record.stopped_early else ""
+    early = ": the result is already clear" if record.stopped_early else ""
     yield f"  samples      {record.evaluated} of {total}{early}"
     if scores is not None:
         better = "" if record.is_higher_better else " (lower is better)"
@@ -50,7 +50,7 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
         yield f"  difference   {_describe_difference(scores, share)}"
         if record.allowed_drop is not None:
             yield f"  allowed drop {_format(record.allowed_drop, share)}"
-        yield f"  answers      {scores.differing} of {record.evaluated} differ"
+        yield f"  answers      {scores.differing} of {record.evaluated} differ from the reference"
     if record.outcome is None or record.outcome.value not in ("PASS", "FAIL"):
         if record.reason:
             yield f"  {record.reason}"

@@ -60,7 +60,7 @@ def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
     changes = list_changes(case.old, case.new) if case.old is not None else []
     is_same_source = case.old is not None and case.old.source.commit == case.new.source.commit != ""
     if verdict in ("broken", "regressed") and is_same_source and not case.new.source.dirty and _has_new_tools(case):
-        verdict, reason = "toolchain", f"{reason}; same commit, other tools"
+        verdict, reason = "toolchain", f"{reason}; same commit, but a different compiler or runtime"
     found = GateVerdict(
         series=case.series,
         key=case.new.key,
@@ -96,20 +96,20 @@ def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
         return ("broken", f"{new.outcome}: {new.reason}") if is_wrong else ("new", "the baseline has no measurement")
     is_same = bool(new.program) and new.program == old.program
     if is_wrong and exit_code_for(old.outcome) != 0:
-        return "no change", f"{new.outcome}, as at {_name_run(old)}"
+        return "no change", f"{new.outcome}; {_name_run(old)} also failed"
     if is_wrong and is_same:
         cause: GateVerdictName = "toolchain" if _has_new_tools(case) else "board fault"
         return cause, f"{new.outcome}: the same program passed at {_name_run(old)}"
     if is_wrong:
         return "broken", f"{new.outcome}: {new.reason}"
     if case.suspect is None:
-        return "no change", "within the variation of the history"
+        return "no change", "the time is within the variation of the history"
     if is_same and _has_new_tools(case) and case.suspect.direction == "slower":
         # The old runtime is not available, so the programs cannot be measured again.
-        return "toolchain", f"same program as {_name_run(old)}, slower by the stored times"
+        return "toolchain", f"same program as {_name_run(old)}, but the stored times are slower"
     if is_same:
         return "no change", f"same program as {_name_run(old)}"
-    return "undecided", "the history does not have both programs"
+    return "undecided", "hil cannot run both programs again: the history does not contain them"
 
 
 def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:
@@ -121,7 +121,9 @@ def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName,
         if again.is_board_error:
             return "board fault", again.error
         return (
-            ("broken", f"{new.outcome}; not run again: {again.error}") if failed_before else ("undecided", again.error)
+            ("broken", f"{new.outcome}; hil could not run the program again: {again.error}")
+            if failed_before
+            else ("undecided", again.error)
         )
     new_fails, old_fails = exit_code_for(again.new) != 0, exit_code_for(again.old) != 0
     if new_fails and old_fails and not (again.new in WRONG and again.old not in WRONG):
@@ -132,11 +134,11 @@ def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName,
     if failed_before:
         return "undecided", f"{new.outcome} in {new.run}, but {again.new} now"
     if old_fails:
-        return "undecided", f"{again.new}; the program of {_name_run(old)} passed and has {again.old} now"
+        return "undecided", f"{again.new}; the program of {_name_run(old)} passed before, and ends in {again.old} now"
     assert again.decision is not None
     verdict, reason = _judge_times(old, again, again.decision)
     if verdict == "undecided" and again.board_s >= again.budget_s:
-        reason = f"{reason}; the board time of {again.budget_s:.0f} s is spent"
+        reason = f"{reason}; the board time of {again.budget_s:.0f} s is used up"
     if case.suspect.direction == "fixed" and verdict == "no change":
         return "improved", f"{again.new} again; {reason}"
     return verdict, reason

@@ -23,13 +23,13 @@ _ROWS_MOST = 100
 _DETAILS_MOST = 20
 # Verdict -> explanation, for the rules in SARIF and for readers of reports.
 MEANINGS = {
-    "broken": "the new program fails, and the old program still passes, or there is none",
-    "regressed": "the new program is slower, measured in turns on the same board",
-    "toolchain": "broken or slower with the same commit and another compiler or runtime",
-    "undecided": "suspect, and not decided within the board time",
+    "broken": "the new program fails; the old program still passes, or does not exist",
+    "regressed": "the new program is slower than the old one: both ran in turns on the same board",
+    "toolchain": "the same commit is broken or slower with a different compiler or runtime",
+    "undecided": "the change is suspect, but hil could not decide",
     "board fault": "the board failed, or both programs changed",
     "improved": "the new program is faster, or passes while the old program fails",
-    "no change": "answers are correct, and the time is the same",
+    "no change": "the outputs are correct, and the time is the same",
     "new": "the baseline has no measurement",
 }
 

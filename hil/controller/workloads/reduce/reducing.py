@@ -277,7 +277,7 @@ class _Reduction:
         try:
             return model, activations(model, inputs, references=references, **work)
         except (ReferenceFailed, StageTimeout, CompileFailed, CompileCrashed, ImportFailed, UsageError) as error:
-            self.trials.add_note(f"inner inputs are random, because the reference failed: {error.message}")
+            self.trials.add_note(f"inputs of inner layers are random, because the reference failed: {error.message}")
             return model, None
 
     def _simplify(self) -> None:

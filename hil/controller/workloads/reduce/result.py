@@ -204,11 +204,11 @@ def _reproduce(trials: Trials, case: Case, script: StockScript) -> list[str]:
         printed = [f"    {line[:300]}" for line in done["printed"].splitlines()]
         return [*lines, "", "On the machine that wrote this report:", "", *printed]
     if code == 0:
-        trials.add_note("the failure does not occur with stock tools on this machine")
+        trials.add_note("the failure does not occur without hil on this machine")
         return [*lines, "", "On the machine that wrote this report, the failure does **not** occur with these tools."]
     hangs = case.outcome is Outcome.TIMEOUT
     what = f"it was still running after {limit:g} s" if code is None else f"the exit code is {code}"
     if hangs != (code is None):
-        trials.add_note("stock tools fail on this machine in another way")
+        trials.add_note("the tools without hil fail in a different way on this machine")
     printed = [f"    {line[:300]}" for line in done["printed"].splitlines()]
     return [*lines, "", f"On the machine that wrote this report, {what}:", "", *printed]

@@ -336,7 +336,7 @@ def test_run_over_grpc_fallback_has_note(lab, agent, tmp_path, has_data_socket):
     if has_data_socket:  # a socket without a listener
         Path(f"{agent.socket}.data").touch()
     result, _ = run(lab.open(), program(tmp_path / "p.onnx"))
-    assert any("slower gRPC" in note for note in result.provenance["notes"]) == has_data_socket
+    assert any("gRPC, which is slower" in note for note in result.provenance["notes"]) == has_data_socket
 
 
 def test_board_stopped_before_run_raises_lost(lab, agent, tmp_path):

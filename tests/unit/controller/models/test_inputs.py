@@ -148,11 +148,11 @@ def test_make_inputs_rejects_pickle(tmp_path: Path) -> None:
 
 
 def test_make_inputs_rejects_surplus_and_duplicates(folder: Path) -> None:
-    with pytest.raises(UsageError, match="all tensors of the model are given"):
+    with pytest.raises(UsageError, match="every tensor of the model already has a value"):
         make_inputs([X], ["x.npy", "x.npy"])
     with pytest.raises(UsageError, match="unknown or duplicate tensor '"):
         make_inputs([X, N], ["x=x.npy", "x=x.npy"])
-    with pytest.raises(UsageError, match="all tensors of the model are given"):
+    with pytest.raises(UsageError, match="every tensor of the model already has a value"):
         make_inputs([], ["x.npy"])
 
 

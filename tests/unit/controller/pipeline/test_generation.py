@@ -272,4 +272,4 @@ def test_judge_repetition_keeps_verdict_of_first_run(tmp_path: Path):
     case = replace(case, result=replace(case.result, repetition=repetition))
     found = Runner(context_without_workers(tmp_path)).judge_repetition(case)
     assert (found.outcome, found.error) == (Outcome.UNSTABLE, None)
-    assert "the same prompt after another prompt returned other logits" in found.reason
+    assert "the prompt returned different logits when it ran after another prompt" in found.reason

@@ -37,7 +37,7 @@ def failed(**more: object) -> dict[str, Any]:
         (case(outcome="PASS", verdicts=[{"outcome": "PASS", **BESIDE, "outputs": []}, BLIND]), ""),
         (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", **BESIDE, "outputs": []}, BLIND]), ""),
         (case(outcome="RUN_ERROR", error=ERROR), "give --input"),
-        (case(outcome="BLIND", verdicts=[BLIND]), "--allow-blind='a b' passes without a judgement"),
+        (case(outcome="BLIND", verdicts=[BLIND]), "--allow-blind='a b' accepts the output unjudged"),
         (case(outcome="UNSTABLE", verdicts=[BLIND], repetition=UNSTABLE), "first difference in iteration 61"),
         (case(outcome="UNSTABLE", verdicts=[BLIND]), ""),
         (failed(), HINT),

@@ -70,19 +70,19 @@ def test_instability_names_shares_and_worst_answer():
     assert is_unstable and worst_answer(judged(found)) == 2
     shares = "3 (50 %), 2 (33.3 %), 1 (16.7 %)"
     assert text.startswith(f"3 different answers in 6 iterations: {shares} for the same inputs; ")
-    assert "; the first passes, the worst is wrong (output y: 3 of 4 values" in text
+    assert "; the first answer passes, the worst answer is wrong (output y: 3 of 4 values" in text
 
 
 def test_instability_reports_wrong_first_answer():
     found = answers(WORSE, RIGHT)
-    assert "; the first is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
+    assert "; the first answer is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
 
 
 def test_instability_reports_unjudged_answers():
     found = answers(RIGHT, WRONG)
     blind = {number: replace(one, outcome=Outcome.BLIND, reason="blind") for number, one in judged(found).items()}
     assert instability(found, {**judged(found), 1: blind[1]}, None, ())[1].endswith(
-        "; the first passes, the worst cannot be judged (blind)"
+        "; the first answer passes, the worst answer cannot be judged (blind)"
     )
 
 

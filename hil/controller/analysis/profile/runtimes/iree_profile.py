@@ -257,7 +257,11 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     alike = _compute_z_function(kinds[::-1].tolist())
     if iterations is None:
         period = next((p for p in range(1, count) if count % p == 0 and alike[p] == count - p), count)
-        doubt = f"unknown number of runs: {count // period} found from repetition" if count else ""
+        doubt = (
+            f"the profile does not contain the number of runs: repeated operations suggest {count // period}"
+            if count
+            else ""
+        )
         return np.arange(count) // max(period, 1), doubt
     for period in range(count // iterations, 0, -1):
         if iterations == 1 or alike[period] >= period * (iterations - 1):

@@ -251,8 +251,8 @@ class Log:
         keyscan = f"{self._keyscan(name)} >> {quoted}, or with " if own and not self._proxy else ""
         return HostKeyRefused(
             f"unknown host key of {name}{key}",
-            hint="if the board itself shows that fingerprint (ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub), "
-            f"pin the key with {keyscan}--accept-new-host-key",
+            hint="compare the fingerprint with the output of `ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub` on the "
+            f"board; if both match, pin the key with {keyscan}--accept-new-host-key",
         )
 
     def _imitated(self) -> HostKeyRefused:

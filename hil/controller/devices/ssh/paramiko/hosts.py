@@ -98,8 +98,8 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         raise HostKeyRefused(
             f"unknown host key of {hostname}: {_describe(key)}",
             board=self._board,
-            hint="if the board itself shows that fingerprint (ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub), "
-            f"pin the key with {keyscan}--accept-new-host-key",
+            hint="compare the fingerprint with the output of `ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub` on the "
+            f"board; if both match, pin the key with {keyscan}--accept-new-host-key",
         )
 
     def _changed(self, name: str, shown: paramiko.PKey, pinned: _Line) -> HostKeyRefused:

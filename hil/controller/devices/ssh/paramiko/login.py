@@ -221,7 +221,7 @@ class Login:
             hint = f"install a key with `ssh-copy-id {place}`, select a different key with --identity FILE, "
             hint += f"or set a password in {PASSWORD_VARIABLE}"
         if unsigned:
-            hint = f"the agent did not sign with {unsigned[0].pkey.fingerprint}: it was declined, or the key is "
+            hint = f"the ssh agent did not sign with {unsigned[0].pkey.fingerprint}: the user declined, or the key is "
             hint += "bound to hosts (ssh-add -h), which requires the OpenSSH client; "
             hint += "select a different key: --identity FILE"
         if self._agent_fault:
@@ -278,7 +278,7 @@ class Login:
             except (ValueError, paramiko.SSHException):
                 if not secret:
                     return None
-                prompt = f"wrong passphrase; that of {path}: "
+                prompt = f"wrong passphrase; passphrase of {path}: "
             else:
                 if secret:
                     _worked[f"passphrase of {path}: "] = secret

@@ -347,7 +347,7 @@ static bool has_more_error(char *why, size_t size, const struct stats *stats, co
     }
     double cosine = aa == 0 || bb == 0 ? aa == bb : (double)(stats->ab / (sqrtl(aa) * sqrtl(bb)));
     if (cosine < 0) {
-        snprintf(why, size, "within tolerance, but in the opposite direction (cosine %.3g)", fmax(cosine, -1));
+        snprintf(why, size, "within tolerance, but in the opposite direction of the reference (cosine %.3g)", fmax(cosine, -1));
         return true;
     }
     return false;

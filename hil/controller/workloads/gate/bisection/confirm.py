@@ -93,7 +93,7 @@ def decide_answers(
             rate.add(faults=1)
             errors += 1
             if errors >= BOARD_ERRORS_MOST:
-                return Trial("skipped", f"{answer.outcome.value} {errors} times: {answer.reason}", True)
+                return Trial("skipped", f"{answer.outcome.value} {errors} times in a row: {answer.reason}", True)
             continue
         errors = 0
         if answer.outcome.exit_code == 0:
@@ -112,4 +112,4 @@ def decide_answers(
             rate.add(faults=int(run_good().outcome.exit_code != 0))
         if rate.excludes_faults(failures):
             return Trial("bad", f"{text} ({failures} runs)")
-    return Trial("skipped", f"no clear answer after {_RUNS_MOST} runs: {failures} failed", True)
+    return Trial("skipped", f"no clear result after {_RUNS_MOST} runs: {failures} failed", True)

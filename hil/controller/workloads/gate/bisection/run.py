@@ -92,7 +92,7 @@ class _SuspectSearch:
             what = "cannot be tested" if found == "skipped" else "is good in a clean checkout"
             return f"the judged commit {last[:_SHORT]} {what}: {reasons.get(last, '')}"
         if (found := self.search.problem_at(0)) is not None:
-            what = "cannot be tested" if found == "skipped" else "is bad in a clean checkout, too"
+            what = "cannot be tested" if found == "skipped" else "is also bad in a clean checkout"
             return f"the commit {first[:_SHORT]} before the change {what}: {reasons.get(first, '')}"
         return f"{counted(len(candidates) - 1, 'commit')} could not be tested" if len(candidates) > 1 else ""
 
@@ -158,7 +158,7 @@ class CommitBisector:
             raise UsageError("the baseline has no measurement")
         good, bad = case.old.source.commit, case.new.source.commit
         if not good or not bad:
-            raise UsageError("the commit of a measurement is not known")
+            raise UsageError("a measurement does not name its commit")
         commits = self.repository.list_commits(good, bad)
         tester = CommitTester(self.measurer, case, verdict, self.budget_s)
         measured = (case.new.run, *(one.tried.commit for one in log.trials))

@@ -111,7 +111,7 @@ class CommitTester:
         model = tree.find_model(self.case.new.key.model)
         options = for_model(self._job.options(), Path(stored.path))
         if isinstance(options.expected, Mapping):
-            raise UsageError("expected outputs from Python cannot be used again")
+            raise UsageError("--bisect does not support expected outputs that were passed as Python arrays")
         inputs = options.inputs
         options = replace(
             options,
@@ -168,7 +168,9 @@ class CommitTester:
             return decided
         trial = self._measure_times(program, known, keep_round)
         if trial.outcome != "skipped":
-            self._decided[program.digest] = replace(trial, reason=f"same program as a commit with {trial.reason}")
+            self._decided[program.digest] = replace(
+                trial, reason=f"same program as another tested commit: {trial.reason}"
+            )
         return trial
 
     def _measure_times(
@@ -188,7 +190,7 @@ class CommitTester:
             self.rate.add(faults=1)
             failures = 1 if len(decision.log_ratios) > rounds else failures + 1
             if failures >= BOARD_ERRORS_MOST:
-                return Trial("skipped", f"{failures} errors: {error.message}", isinstance(error, BoardError))
+                return Trial("skipped", f"{failures} errors in a row: {error.message}", isinstance(error, BoardError))
         self.decisions.append(decision.log_ratios)
         text = f"{100 * (decision.decision.ratio - 1):+.1f} % after {len(decision.log_ratios)} rounds"
         if decision.verdict == "undecided":

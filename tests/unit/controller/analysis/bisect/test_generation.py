@@ -85,17 +85,17 @@ def test_prompts_run_without_tolerances_and_references(tmp_path: Path, monkeypat
 
 def test_right_prompts_give_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = find_call(tmp_path, monkeypatch, {})
-    assert found == (3, "all prompts passed; the bisected call is the last one of prompt two, position 3")
+    assert found == (3, "all prompts passed; hil bisects the last call of prompt two, position 3")
 
 
 def test_fault_gives_call_of_its_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     fault = GenerationFault(FaultKind.LAYER, 1, 0)
     found = find_call(tmp_path, monkeypatch, {"one": fail("layer 0", fault), "two": fail("other")})
-    assert found == (0, "the bisected call is that of prompt one, positions 0 to 2: layer 0")
+    assert found == (0, "hil bisects the call of prompt one at positions 0 to 2: layer 0")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNSTABLE])
 def test_failure_without_fault_gives_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome):
     found = find_call(tmp_path, monkeypatch, {"one": fail("top1 0.2 is below 0.9", outcome=outcome)})
-    text = "prompt one has no wrong position; the bisected call is its last one, position 4: top1 0.2 is below 0.9"
+    text = "prompt one has no wrong position; hil bisects the last call, position 4: top1 0.2 is below 0.9"
     assert found == (4, text)

@@ -50,7 +50,7 @@ def bisection(
 
 
 TOGETHER = (
-    "layers give different results when compiled together, or this run had an intermittent error (repeat to check)"
+    "layers give different results when compiled together, or the board had an intermittent error (repeat to check)"
 )
 ANY_CAUSE = f"errors accumulate across layers, {TOGETHER}"
 

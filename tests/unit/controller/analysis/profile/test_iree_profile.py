@@ -241,7 +241,7 @@ def test_runs_of_known_count_are_certain() -> None:
 def test_runs_of_unknown_count_use_shortest_repetition() -> None:
     found, doubt = told("abbabbabb", None)
     assert found == "000111222"
-    assert "3 found from repetition" in doubt
+    assert "repeated operations suggest 3" in doubt
     assert told("abc", None)[0] == "000"
 
 

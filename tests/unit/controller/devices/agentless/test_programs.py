@@ -848,7 +848,7 @@ def test_missing_or_broken_command_raises_board_unfit(open_board, shell, functio
 
 
 def test_only_iree_has_built_in_command(open_board, shell):
-    with pytest.raises(UsageError, match="missing command for the runtime 'onnxruntime'"):
+    with pytest.raises(UsageError, match="no command for the runtime 'onnxruntime'"):
         open_board(runtime="onnxruntime")
     assert shell.closed
 

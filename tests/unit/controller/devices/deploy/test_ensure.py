@@ -197,7 +197,7 @@ def test_deploy_ignores_pid_of_other_process(shell: Any, small: Small):
 def test_deploy_waits_for_other_deploy(shell: Any, small: Small):
     first = put(shell, small("first"))
     with lock_held(Path(first.folder)) as release:
-        place = put(shell, small("second"), lambda text: release() if "waiting for a running deploy" in text else None)
+        place = put(shell, small("second"), lambda text: release() if "waiting until another deploy" in text else None)
 
     assert accepts(place) and place.build != first.build
 

@@ -209,7 +209,7 @@ def test_login_asks_passphrase_until_correct(home: Path, person: Person) -> None
     server = Server("publickey", keys=(fingerprint,))
     person.knows = ["wrong", "open sesame"]
     assert log_in(server, identity=path) == [f"the key {path}"]
-    assert person.asked == [f"passphrase of {path}: ", f"wrong passphrase; that of {path}: "]
+    assert person.asked == [f"passphrase of {path}: ", f"wrong passphrase; passphrase of {path}: "]
     assert log_in(Server("publickey", keys=(fingerprint,)), identity=path) == [f"the key {path}"]
     assert len(person.asked) == 2, "a connection that is made again asks no second time"
 

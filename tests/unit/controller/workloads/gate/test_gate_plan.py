@@ -192,7 +192,7 @@ def test_failure_that_does_not_repeat_is_undecided(store: HistoryStore) -> None:
 def test_undecided_verdict_states_needed_rounds(store: HistoryStore) -> None:
     again = decided("undecided", 1.015, rounds_needed=7, board_s=61.0, budget_s=60.0)
     found = judge_case(planned(store, new_entry(p50_ns=110.0)), again)
-    assert found.reason == "+1.5 % so far; about 7 more rounds needed; the board time of 60 s is spent"
+    assert found.reason == "+1.5 % so far; about 7 more rounds needed; the board time of 60 s is used up"
     assert found.rounds_needed == 7
 
 
@@ -256,4 +256,4 @@ def test_fixed_program_must_also_be_as_fast(store: HistoryStore) -> None:
 
 def test_failure_that_cannot_run_again_is_broken(store: HistoryStore) -> None:
     found = judge_case(planned(store, new_entry(outcome="FAIL")), Remeasurement(error="no inputs"))
-    assert (found.verdict, found.reason) == ("broken", "FAIL; not run again: no inputs")
+    assert (found.verdict, found.reason) == ("broken", "FAIL; hil could not run the program again: no inputs")
