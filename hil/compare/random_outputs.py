@@ -36,7 +36,7 @@ def mark_random(
         first = next(one for one in marked if not one.passed)
         reason = f"{draws}: output {first.name}: {first.reason}"
     else:
-        allowed = [f"output {one.name} is not judged, as allowed: {one.reason}" for one in differing]
+        allowed = [f"output {one.name} is not judged, as allowed by --allow-blind: {one.reason}" for one in differing]
         reason = "; ".join(filter(None, (draws, *allowed, verdict.reason if verdict else "")))
     return replace(verdict, outcome=outcome, outputs=marked, reason=reason)
 

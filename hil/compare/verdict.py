@@ -274,7 +274,9 @@ def compare(
     outcome = outcome_of(outputs)
     if outcome is Outcome.PASS:
         notes = [
-            f"output {output.name} is not judged, as allowed: {output.reason}" for output in outputs if output.blind
+            f"output {output.name} is not judged, as allowed by --allow-blind: {output.reason}"
+            for output in outputs
+            if output.blind
         ]
         notes += [f"output {output.name}: {note}" for output in outputs for note in output.notes]
         empty = not any(output.elements for output in outputs)
@@ -291,7 +293,7 @@ def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, sm
     notes = (
         constant_note(reference),
         unsteady_text(allowed) if allowed else "",
-        f"{count(flushed, 'subnormal value')} flushed to 0, as allowed" if flushed else "",
+        f"{count(flushed, 'subnormal value')} flushed to 0, as allowed by --allow-flush" if flushed else "",
         small,
     )
     return tuple(filter(None, notes))

@@ -496,7 +496,7 @@ def test_agent_reports_damaged_fence_until_reset(start, hil, tmp_path, content):
     asked = hil("board", "reset-fence", board.address)
     assert asked.code == 2 and "--store" in asked.err
     running = hil("board", "reset-fence", "--store", str(store))
-    assert running.code == 4 and "stop it first" in running.err
+    assert running.code == 4 and "stop the agent first" in running.err
     assert (store / "fence").read_text() == content
     stop_process(board.process)
     done = hil("board", "reset-fence", "--store", str(store), "--json")

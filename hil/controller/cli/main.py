@@ -42,7 +42,7 @@ VERBS = {
     "farm": ("farm.farm", "Share boards: one queue for many boards and many users."),
     "profile": ("stored.profile", "View profiles in the terminal, in Perfetto, or with SQL."),
     "runs": ("stored.runs", "List, show, export and delete stored runs."),
-    "gate": ("running.gate", "Decide whether a commit makes answers wrong or programs slower."),
+    "gate": ("running.gate", "Decide whether a commit makes outputs wrong or programs slower."),
     "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),

@@ -90,7 +90,8 @@ class Hooks:
             if name == "hil_decided_by" and str(decider).endswith(_WEAK)
         )
         for decider, count in weak.items():
-            terminalreporter.write_line(visible(f"hil: {counted(count, 'case')} decided by {decider}"))
+            text = f"{counted(count, 'case')} judged only by {decider}, which is not an independent reference"
+            terminalreporter.write_line(visible(f"hil: {text}"))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:

@@ -257,7 +257,7 @@ def test_admin_commands_drain_resume_audit_and_clean(farm_hil: Hil, client: Clie
     assert farm_hil("farm", "gc", "--dry-run").out.startswith("would delete nothing")
     assert farm_hil("farm", "gc", "--json").document["dry_run"] is False
     refused = farm_hil("farm", "forget", "rpi")
-    assert (refused.code, "still presented by" in refused.err) == (2, True)
+    assert (refused.code, "still served by" in refused.err) == (2, True)
     board.leave()
     eventually(lambda: client().ask("boards")[0].state == "offline")
     assert farm_hil("farm", "forget", "rpi", "--json").document == {"schema": 1, "board": "rpi", "ended": []}

@@ -113,7 +113,7 @@ CASES = [
         build([node("RandomNormalLike", "x", "r"), node("Mul", "x r", "y")], X, Y),
         "PASS",
         options=("--runtime", "iree", "--allow-blind", "y"),
-        says=(*DRAWS, "is not judged, as allowed"),
+        says=(*DRAWS, "is not judged, as allowed by --allow-blind"),
     ),
     VerdictCase(
         "random_beside_wrong_output",

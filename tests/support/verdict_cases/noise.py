@@ -223,7 +223,7 @@ CASES = [
         (*IREE, "--allow-flush", "y"),
         s=np.array(1e-38, np.float32),
         given=False,
-        says=("flushed to 0, as allowed",),
+        says=("flushed to 0, as allowed by --allow-flush",),
     ),
     case(
         "constant",

@@ -287,7 +287,7 @@ def test_verdict_ranks_wrong_above_blind() -> None:
     wrong = compare(result(a=[1, 3], b=[2e-9, 1e-9]), reference)
     assert wrong.outcome is Outcome.FAIL and wrong.reason.startswith("output a: ") and "more output" not in wrong.reason
     allowed = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference, allow_blind=["b"])
-    assert allowed and allowed.reason.startswith("output b is not judged, as allowed")
+    assert allowed and allowed.reason.startswith("output b is not judged, as allowed by --allow-blind")
     assert Outcome.BLIND.exit_code == 1
 
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 @click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="Number of last lines to print.")
 @json_option
 def logs(as_json: bool, lines: int, **settings: Any) -> None:
-    """Print the logs of a board's agent, running or not.
+    """Print the logs of a board's agent, even if the agent is not running.
 
-    Over SSH, prints the agent's log file. For an agent with an address, prints the stderr of its programs.
+    Over SSH, the command prints the agent's log file. For an agent with an address, the command prints the stderr of
+    the programs.
     """
     from hil.controller.devices.deploy.probe import logs as agents_log
     from hil.controller.records.commands.boards import BoardLogs
@@ -51,7 +52,9 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 @board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
-    """Open a shell on a board, or run a COMMAND. hil verifies the host key, and exits with the same exit code."""
+    """Open a shell on a board, or run COMMAND there. The exit code is that of the shell or of COMMAND.
+
+    hil verifies the host key of the board."""
     with shell_at(chosen_place(settings)) as there:
         return there.interactive(argv)
 
@@ -66,7 +69,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @click.option("--no-wait", is_flag=True, help="Do not wait until the board responds.")
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
-    """Reset a board or switch its power as its config's [power] defines, and wait until it responds."""
+    """Reset a board or switch the power with [power] of the board's config, and wait until the board responds."""
     from hil.controller.devices.power import answering, switch
     from hil.controller.records.commands.boards import ResetReport
 
@@ -224,11 +227,11 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
 @click.option("--force", is_flag=True, help="Proceed even if the agent is in use.")
 @json_option
 def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any) -> None:
-    """Reset a board's fence if its file is damaged or the counter has reached its maximum.
+    """Reset a board's fence (session number) if the fence file is damaged or the number has reached the maximum.
 
-    Stops the agent; the next use of the board starts it. After the reset, the board accepts sessions with old fences
-    until a session uses a higher fence. Make sure that no such session is active. A farm continues with its own
-    counter.
+    Stops the agent. The next use of the board starts the agent again. After the reset, the board accepts sessions with
+    older fences until a session uses a higher fence: make sure that no older session is active. A farm continues with
+    its own counter.
     """
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
     from hil.controller.records.commands.boards import FenceReset
@@ -261,6 +264,8 @@ def _reset_store(store: Path) -> None:
     except FileNotFoundError as error:
         raise UsageError(f"{store} is not an agent store", hint="specify the agent's --store directory") from error
     except BlockingIOError as error:
-        raise BoardBusy(f"the agent of {store} is running", hint="stop it first: it has the fence in memory") from error
+        raise BoardBusy(
+            f"the agent of {store} is running", hint="stop the agent first: it keeps the fence in memory"
+        ) from error
     except OSError as error:
         raise StorageError(f"cannot reset the fence in {store}: {error.strerror}") from error

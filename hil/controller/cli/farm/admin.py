@@ -105,7 +105,7 @@ def audit(limit: int, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show the planned deletions without deleting.")
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
-    """Delete old jobs with their data, boards not served for as long, and unused files."""
+    """Delete old jobs with their data, boards that no host served for as long, and unused files."""
     with connected() as farm:
         deleted: CleanedFarm = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
     counts = ", ".join(f"{count} {what}" for what, count in deleted.counts.items() if count) or "nothing"
@@ -137,9 +137,9 @@ def resume(board: str, as_json: bool) -> None:
 @click.argument("board")
 @json_option
 def forget(board: str, as_json: bool) -> None:
-    """Remove BOARD, which no host serves any more. Jobs that require it end.
+    """Remove BOARD after all hosts stopped serving it. Jobs that require BOARD end.
 
-    If a host serves it again, it is a new board.
+    If a host serves BOARD again, the farm treats it as a new board.
     """
     with connected() as farm:
         jobs: ForgottenBoard = farm.do("forget", name=board)

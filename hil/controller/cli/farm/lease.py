@@ -68,11 +68,11 @@ def duration(text: str) -> float:
 def lease(
     command: tuple[str, ...], selector: str, for_: str, wait_s: float, priority: str, project: str, as_json: bool
 ) -> int:
-    """Lease a board exclusively, and run CMD with HIL_BOARD set, so that all hil commands in CMD use the board.
+    """Lease a board exclusively, and run CMD with HIL_BOARD set: all hil commands in CMD use the board.
 
-    Without CMD, prints the path of a board config for --board, and holds the lease until Ctrl-C. Exits with the exit
-    code of CMD. If the lease ends first, hil terminates CMD and exits with 4. With CMD, stdout contains only CMD's
-    output, even with --json.
+    Without CMD, hil prints the path of a board config for --board, and holds the lease until Ctrl-C. With CMD, the exit
+    code is that of CMD. If the lease ends first, hil terminates CMD and exits with 4. With CMD, stdout contains only
+    CMD's output, even with --json.
     """
     from hil.controller.farm.client.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address

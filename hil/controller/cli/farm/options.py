@@ -25,9 +25,7 @@ priority_option = click.option(
     show_default=True,
     help="Priority class in the queue.",
 )
-project_option = click.option(
-    "--project", default="", metavar="P", help="Project to which the job counts (default: the token's)."
-)
+project_option = click.option("--project", default="", metavar="P", help="Project of the job (default: the token's).")
 
 
 def connected() -> FarmClient:

@@ -57,7 +57,9 @@ from hil.errors import UsageError
 @click.option(
     "--iterations", type=int, metavar="N", help="Number of timed iterations per program, instead of --min-time."
 )
-@click.option("--warmup", type=int, metavar="N", help="Number of untimed iterations before (default: about 50 ms).")
+@click.option(
+    "--warmup", type=int, metavar="N", help="Number of untimed iterations before the timed ones (default: about 50 ms)."
+)
 @click.option(
     "--concurrency", default=1, show_default=True, metavar="N", help="Number of programs that run concurrently."
 )

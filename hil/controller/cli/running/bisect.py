@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     "--artifact-model",
     type=FILE,
     metavar="FILE",
-    help="Compile FILE instead and compare it with MODEL. Same layers; weights may differ.",
+    help="Compile FILE instead of MODEL, and compare it with MODEL. FILE needs the same layers; weights may differ.",
 )
 @click.option("--isolated", is_flag=True, help="Only run each layer alone, on the reference's values.")
 @click.option("--cumulative", is_flag=True, help="Only run the whole model once, with all layers as outputs.")
@@ -61,9 +61,9 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     """Find the first layer of an ONNX MODEL with outputs out of tolerance on a board.
 
     Each layer runs alone on the reference's values (isolated). The whole model also runs with all intermediate values
-    as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too. If
-    only the unchanged model fails, the cause is fusion. Layers that generate random numbers are compiled and run, but
-    not judged. In the whole model, layers that depend on them are not judged either.
+    as outputs (cumulative). These outputs prevent the compiler from fusing layers, so the unchanged model runs too: if
+    only this run fails, the cause is fusion. hil runs layers that generate random numbers, but does not judge them.
+    In the whole model, hil also does not judge layers that depend on random numbers.
 
     With --generate, the prompts run first. The layers then receive the inputs of the first wrong call.
     """

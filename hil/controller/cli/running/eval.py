@@ -43,7 +43,7 @@ from hil.errors import UsageError
     "--max-drop",
     type=float,
     metavar="PERCENT",
-    help="Exit with 1 if the score is worse than the reference's by more than PERCENT; stop when this is clear.",
+    help="Exit with 1 if the score is worse than the reference's by more than PERCENT; stop when the result is clear.",
 )
 @board_options
 @model_options

@@ -47,7 +47,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     help="Verdicts with exit code 1, separated by commas.",
 )
 @click.option(
-    "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to find."
+    "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to detect."
 )
 @click.option(
     "--budget",
@@ -90,15 +90,15 @@ def gate(
     sarif: Path | None,
     **settings: Any,
 ) -> int:
-    """Judge the measurements of a commit in the history, and run suspects again.
+    """Judge a commit by its measurements in the history, and run suspect programs again.
 
-    If the history shows a change, hil runs the baseline's program and the new program alternately on the same board,
-    until the result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of --fail-on,
-    4 if a board failed.
+    If the history shows a change, hil runs the baseline's program and the new one in turns on the same board, until the
+    result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of --fail-on, 4 if a
+    board failed.
 
-    With --bisect, hil also finds the first bad commit of each broken or slower program. hil checks out commits in a
-    temporary git worktree, and builds them with the shell command; HIL_COMMIT contains the commit. hil skips commits
-    that do not build or import, and ignores runs with board errors.
+    With --bisect, hil also finds the first bad commit of each broken or slower program. It checks out commits in a
+    temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits
+    that do not build or import, and runs in which the board failed.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.pipeline.settings.project import find_history

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
 @click.argument("model", type=FILE)
 @group_option
-@click.option("--from", "start", default="", metavar="A", help="Cut out one part, from this tensor, node or layer.")
+@click.option(
+    "--from", "start", default="", metavar="A", help="Cut out one part that starts at this tensor, node or layer."
+)
 @click.option("--to", "end", default="", metavar="B", help="End of the part: tensor, node or layer.")
 @click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
 @node_data_options("max_abs")
@@ -53,8 +55,8 @@ def layers(
 ) -> int:
     """List the layers of an ONNX MODEL, or cut out one part, and save them as separate models.
 
-    A CPU reference computes the saved values in the whole model. --node-data exports the layers' results of a bisection
-    or suite for Model Explorer, which colors the model's graph.
+    A CPU reference computes the saved values in the whole model. --node-data exports the result of each layer, from a
+    bisection or suite. Model Explorer colors the model's graph by these results.
 
     --dispatches runs each dispatch of the model's IREE program alone on a board, and compares it with numpy.
     """

@@ -84,11 +84,9 @@ def reduce(
 ) -> int:
     """Reduce a failing MODEL, or a failed case of a stored RUN, to the smallest model with the same failure.
 
-    hil runs smaller and smaller models on the board, as long as they fail in the same way: with the same outcome,
-    stage, and kind of difference or error message. The result is a directory with the model, its inputs, both outputs,
-    a bug report in Markdown, and a bundle. The exit code is the exit code of the failure.
-
-    With --slow, the model does not fail but is slow, and hil finds the part that takes most of the time.
+    hil runs each smaller model on the board. A model replaces the smallest model so far if it fails in the same way:
+    same outcome, stage, and kind of difference or error message. The result is a directory with the model, the inputs,
+    the outputs of board and reference, a bug report in Markdown, and a bundle. The exit code is that of the failure.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.storage.paths import is_file

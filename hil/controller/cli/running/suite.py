@@ -226,8 +226,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
 def expect(folder: Path, update: bool, path: Path | None) -> None:
     """Update the list of expected failures from a RUN.
 
-    Keeps reasons and issues of entries. Removes cases that now pass. Does not change entries for other cases, flows and
-    boards.
+    hil keeps the reasons and issues of entries, and removes cases that now pass. Cases, flows and boards that are not
+    in the RUN do not change.
     """
     from hil.controller.workloads.suites.job import expect_from
 

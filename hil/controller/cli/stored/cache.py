@@ -63,7 +63,7 @@ def _what(meta: Mapping[str, Any]) -> str:
 @click.option("--older-than", type=float, metavar="DAYS", help="Delete entries not used for this many days.")
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
-    """Delete entries; without options, all. Entries used by running commands stay."""
+    """Delete cache entries; without options, delete all entries. Entries in use by running commands stay."""
     from hil.controller.records.commands.stored import DeletedEntries
     from hil.controller.storage.cache import Cache
 

@@ -209,7 +209,7 @@ def annotate(target: str, text: str, place: Path | None, as_json: bool) -> int:
 @history_option
 @json_option
 def accept(target: str, place: Path | None, as_json: bool) -> int:
-    """Accept the results of a commit or a run as the new normal.
+    """Accept the results of a commit or a run as normal.
 
     `hil gate` then compares later programs with the accepted programs.
     """

@@ -149,7 +149,7 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 def diff(
     a: str, b: str, top: int, plot: Path | None, trace: Path | None, case: str, out: Path | None, as_json: bool
 ) -> None:
-    """Compare the time per operation of two RUNs: slower and faster in B than in A."""
+    """Compare the time per operation of two RUNs, A and B, and list the slower and faster operations of B."""
     from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.analysis.profile.show import plot_diff, print_diff
     from hil.controller.analysis.profile.trace import write_comparison
@@ -177,7 +177,7 @@ def diff(
 @_choice
 @json_option
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
-    """Merge several profiles of this machine into one trace on its clock, with a process group per board."""
+    """Merge several profiles of this machine into one trace on the machine's clock, with a process group per board."""
     from hil.controller.analysis.profile.trace import write_trace
     from hil.controller.records.commands.stored import MergedProfile, MergedTrace
 

@@ -23,8 +23,8 @@ def publish(
     """Send a stored session to a `hil web` server.
 
     RUN is a run, suite, bench, bisection, study, trace or matrix: its directory, its name or start of a name in
-    hil-runs or hil-suites, or `latest`. Only sends missing files; after Ctrl-C, the same command continues. The session
-    appears when complete.
+    hil-runs or hil-suites, or `latest`. hil sends only files that the server lacks. After Ctrl-C, the same command
+    continues. The server shows the session when all files have arrived.
     """
     from hil.controller.web.publish.publisher import Publisher, read_folder, session_folder
 

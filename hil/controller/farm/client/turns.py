@@ -34,4 +34,4 @@ def turn_text(job: FarmJob) -> str:
     """Return ``place 2: rpi5 is busy; 1 job comes before it``, or "" if the job has no queue data."""
     if job.why is UNSET:
         return ""
-    return f"place {job.position}: {job.why}" if job.position else f"not in the queue: {job.why}"
+    return f"place {job.position}: {job.why}" if job.position else f"no place in the queue: {job.why}"

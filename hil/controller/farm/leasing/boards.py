@@ -178,7 +178,7 @@ async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> l
     await known_board(tx, name)
     if owners := await fetched(tx, _OWNER, [name]):
         raise UsageError(
-            f"{name} is still presented by {owners[0]['host']}", hint="stop that host first, or use hil farm drain"
+            f"{name} is still served by {owners[0]['host']}", hint="stop that host first, or use hil farm drain"
         )
     return await _forget_boards(tx, [name], f"by {who.user}", settings)
 
@@ -188,7 +188,7 @@ async def forget_absent(tx: Tx, absent_s: float, settings: FarmSettings) -> list
     """Forget boards that have been absent for ``absent_s`` seconds, except drained ones. Returns their names."""
     names = [row["name"] for row in await fetched(tx, _ABSENT, [absent_s])]
     if names:
-        await _forget_boards(tx, names, "no longer presented by any host", settings)
+        await _forget_boards(tx, names, "no longer served by any host", settings)
     return names
 
 

@@ -278,7 +278,7 @@ def matrix_of(folders: Sequence[Path]) -> MatrixReport:
             found.append(TargetResults("", load_results(folder)))
     seen = [target.run.folder.resolve() for target in found]
     if twice := next((place for place in seen if seen.count(place) > 1), None):
-        raise UsageError(f"duplicate run {twice}", hint="give each run once")
+        raise UsageError(f"duplicate run {twice}", hint="specify each run once")
     names = numbered([one.name or other for one, other in zip(found, _choose_names(found), strict=True)])
     targets = [replace(target, name=name) for target, name in zip(found, names, strict=True)]
     suites = dict.fromkeys(target.run.suite for target in targets if target.run.suite)

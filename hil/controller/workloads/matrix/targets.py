@@ -44,7 +44,7 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
     chosen = {field: tuple(axes[field]) for field in AXES if axes.get(field)}
     for field, values in chosen.items():
         if twice := next((value for value in values if values.count(value) > 1), None):
-            raise UsageError(f"duplicate {AXES[field]} {twice}", hint="give each value once")
+            raise UsageError(f"duplicate {AXES[field]} {twice}", hint="specify each value once")
     several = [field for field, values in chosen.items() if len(values) > 1]
     combinations = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
     names = ["-".join(_shorten_value(options[field]) for field in several) or "target" for options in combinations]

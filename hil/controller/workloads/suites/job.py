@@ -142,7 +142,9 @@ def _resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
     names = [choice.name for choice in choices]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"duplicate --board {twice}", hint="give each board once: a board runs one program at a time")
+        raise UsageError(
+            f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
+        )
     return choices
 
 

@@ -224,7 +224,7 @@ def test_status_of_waiting_job_shows_position_and_reason(farm: Farm):
     farm.answers["job"] = lambda name: {**job(name, selector="gpu"), "attempts_made": []}
     why = "no board matches; rpi-1: has no gpu"
     farm.answers["queue"] = lambda jobs: [{**job(name), "position": 0, "why": why} for name in jobs]
-    assert f"waits: no place: {why}" in called(status, "17.3").stdout.splitlines()
+    assert f"waits: no place in the queue: {why}" in called(status, "17.3").stdout.splitlines()
     told = document_of(status, "17.3")["job"]
     assert (told["position"], told["why"]) == (0, why)
     # The job may have started in between.

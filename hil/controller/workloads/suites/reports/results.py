@@ -141,7 +141,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
         yield f"{counted(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
     passing = [record for record in records if record.outcome == Outcome.PASS.value]
     if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
-        what = "passed with an output that cannot be judged, as allowed"
+        what = "passed with an output that cannot be judged, as allowed by --allow-blind"
         yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
     for why, count in _count_words(record.agentless for record in records if record.agentless).items():
         yield f"{counted(count, 'case')} ran without an agent: {why}"
@@ -154,7 +154,7 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
     deciders = _count_words(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
     for decider, count in deciders.items():
         if decider:
-            yield f"{counted(count, 'case')} decided by {decider}"
+            yield f"{counted(count, 'case')} judged only by {decider}, which is not an independent reference"
     silent = [one for record in records for one in record.unanswered]
     for reference, count in _count_words(one.reference for one in silent).items():
         first = next(one for one in silent if one.reference == reference)

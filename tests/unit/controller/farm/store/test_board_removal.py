@@ -59,7 +59,7 @@ def test_forget_ends_only_jobs_without_remaining_board(desk: Desk) -> None:
 
 def test_forget_rejects_attended_board(desk: Desk) -> None:
     desk.online("a")
-    with pytest.raises(UsageError, match="still presented by h"):
+    with pytest.raises(UsageError, match="still served by h"):
         desk.forget("a")
     assert desk.forget_absent(0) == []
     assert known(desk) == ["a"]
