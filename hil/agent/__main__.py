@@ -41,7 +41,7 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--listen", required=True, metavar="unix:PATH|HOST:PORT", help="address to serve")
     options.add_argument("--store", required=True, type=Path, metavar="DIR", help="directory for blobs and programs")
-    options.add_argument("--name", default="", help="name of the device (default: the host name)")
+    options.add_argument("--name", default="", help="name of the board (default: the host name)")
     options.add_argument(
         "--quota",
         type=Quota.parse,
@@ -50,7 +50,7 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         help="evict unused blobs above this size or share of the free disk (default 50%%)",
     )
     options.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="memory limit of a program")
-    options.add_argument("--token-file", type=Path, metavar="FILE", help="require the token in this file from callers")
+    options.add_argument("--token-file", type=Path, metavar="FILE", help="file with a token that callers must send")
     options.add_argument("--tls-cert", type=Path, metavar="PEM", help="server certificate")
     options.add_argument("--tls-key", type=Path, metavar="PEM", help="server key")
     options.add_argument(
@@ -62,11 +62,13 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         metavar="FILE",
         help="load only programs from bundles that are signed with one of these keys",
     )
-    options.add_argument("--build", default="", metavar="ID", help="deployed build, reported to controllers")
+    options.add_argument("--build", default="", metavar="ID", help="build ID of a deployed agent, sent to controllers")
     options.add_argument(
         "--idle-exit", type=float, default=0.0, metavar="S", help="stop after this many seconds without a session"
     )
-    options.add_argument("--lifeline", action="store_true", help="stop when stdin closes: the parent process has ended")
+    options.add_argument(
+        "--lifeline", action="store_true", help="stop when stdin closes, because the parent process has ended"
+    )
     return options
 
 

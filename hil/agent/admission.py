@@ -146,7 +146,8 @@ class SessionCalls(_Calls):
             own = sum(other is session for other in self._calls.values())
             if own >= self._most or self._inside >= 2 * self._most:
                 raise BoardBusy(
-                    f"the session already has {own or self._inside} active calls", hint="cancel some, or wait for them"
+                    f"the session already has {own or self._inside} active calls",
+                    hint="cancel some calls, or wait until some end",
                 )
             self._add(context, session)
 

@@ -250,7 +250,7 @@ class Sessions:
             assert session is not None
             time.sleep(min(0.2, session.ttl_s / 4))
             if time.monotonic() - session.heard_at > session.ttl_s:
-                self.end(session, f"no message for {session.ttl_s:g} s")
+                self.end(session, f"the controller sent no message for {session.ttl_s:g} s")
 
 
 def _stored(file: Path) -> tuple[int, str]:

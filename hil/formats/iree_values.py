@@ -287,7 +287,7 @@ def read_functions(path: str) -> dict[str, Any]:
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = lines[0][:400] if lines else type(error).__name__
-        raise LoadFailed(f"IREE refused {Path(path).name}: {text}", detail=str(error)) from error
+        raise LoadFailed(f"IREE cannot load {Path(path).name}: {text}", detail=str(error)) from error
     return {"functions": [asdict(one) for one in functions.values()]}
 
 

@@ -206,7 +206,7 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
             model_path=str(path), num_threads=count, experimental_op_resolver_type=OpResolverType[KERNELS[kernels]]
         )
     except Exception as error:
-        raise LoadFailed(f"LiteRT refused {path.name}: {error_text(error)}", detail=str(error)) from error
+        raise LoadFailed(f"LiteRT cannot load {path.name}: {error_text(error)}", detail=str(error)) from error
     if custom := sorted(_custom_operators(path) - _OWN_CUSTOM):
         raise LoadFailed(
             f"{path.name} uses custom operators that LiteRT lacks: {', '.join(custom)}",

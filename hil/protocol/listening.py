@@ -192,7 +192,7 @@ def private_socket(path: Path) -> Iterator[None]:
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UsageError(f"cannot listen on unix:{path}: the file is not a socket", hint="listen elsewhere")
+            raise UsageError(f"cannot listen on unix:{path}: the file is not a socket", hint="use a different path")
         path.unlink()
     before = os.umask(0o077)
     try:

@@ -107,7 +107,7 @@ class ExecuTorchRuntime(Runtime):
         except Damaged as error:
             raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
         except RuntimeError as error:
-            raise LoadFailed(f"ExecuTorch refused {main}: {_error_text(error)}") from error
+            raise LoadFailed(f"ExecuTorch cannot load {main}: {_error_text(error)}") from error
 
 
 class ExecuTorchProgram:

@@ -94,7 +94,7 @@ class IreeRuntime:
 
             context = open_context()
         except Exception as error:
-            message = f"IREE refused {main}: {_first_line(error)}"
+            message = f"IREE cannot load {main}: {_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
         reopen = open_context if keeps_state(memoryview(content)) else None
         return IreeProgram(hal_device, context, reopen, module, function, _Files(name, path, parameters))

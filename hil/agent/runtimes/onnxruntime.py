@@ -80,7 +80,7 @@ class OnnxRuntime(Runtime):
         except Exception as error:
             text = str(error).replace(str(folder) + "/", "")
             where = "" if provider == DEFAULT_DEVICE else f" on {provider}"
-            raise LoadFailed(f"ONNX Runtime refused {main}{where}: {text[:400]}", detail=text) from error
+            raise LoadFailed(f"ONNX Runtime cannot load {main}{where}: {text[:400]}", detail=text) from error
         return OnnxProgram(session, provider, function, make)
 
 

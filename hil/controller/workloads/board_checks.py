@@ -138,7 +138,7 @@ def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: f
 
 def _agent_text(info: Mapping[str, Any], took: float) -> tuple[CheckState, str]:
     if missing := info.get("not_measured"):
-        return SKIP, f"no agent: a command runs the programs, without {', '.join(missing)}"
+        return SKIP, f"no agent: a command runs the programs; not measured: {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
     python = info.get("machine", {}).get("python", "")
     return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, responds after {took:.1f} s"

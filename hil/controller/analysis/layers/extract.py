@@ -215,7 +215,7 @@ def _resolve_edge(graph: FoldedGraph, name: str, *, fused: bool) -> str | NodeGr
     if name not in known:
         names = [*known, *sorted(graph.runtime)]
         raise UsageError(
-            f"no tensor, node or layer {name!r} depends on the model inputs",
+            f"tensor, node or layer {name!r} not found, or it does not depend on the model inputs",
             hint=f"{did_you_mean(name, names)}`hil layers MODEL` lists the layers",
         )
     return known[name]

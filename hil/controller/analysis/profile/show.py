@@ -74,7 +74,7 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
         of = f"{time_text(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}"
         console.print(f"  profiled run  p50 {of}{over}", highlight=False)
     if profile.calls and profile.clock.error_ns:
-        within = f"the board's clock is fitted to the host's within {time_text(profile.clock.error_ns)}"
+        within = f"board and host clocks aligned within {time_text(profile.clock.error_ns)}"
         console.print(f"  clock         {within}", highlight=False)
     if found:
         console.print()

@@ -36,7 +36,7 @@ _sims = click.option("--sim", "sims", type=click.IntRange(min=0), default=0, met
 _site = click.option("--site", default="", metavar="S", help="Location of the boards, shown with them as a label.")
 _gateway_options = options(
     click.option("--tls-cert", type=_PEM, metavar="PEM", help="Certificate for --listen; required beyond loopback."),
-    click.option("--tls-key", type=_PEM, metavar="PEM", help="Its key."),
+    click.option("--tls-key", type=_PEM, metavar="PEM", help="Private key of the certificate."),
     click.option("--metrics", default="", metavar="[HOST]:PORT", help="Address to serve Prometheus metrics."),
 )
 

@@ -215,7 +215,7 @@ def events(board: str, job: str, limit: int, as_json: bool) -> None:
     elif rows:
         show(table(EVENTS, rows))
     else:
-        say("nothing happened")
+        say("no events")
 
 
 @command(epilog="Example: hil farm watch")

@@ -119,7 +119,7 @@ class Hold:
                     raise answers.broken("unexpected message before the session opened")
                 text = answers.waiting_text(reply.waiting)
                 if time.monotonic() > deadline:
-                    raise errors.BoardBusy(text, hint="raise --wait")
+                    raise errors.BoardBusy(text, hint="increase --wait")
                 if time.monotonic() >= next_report:
                     next_report = time.monotonic() + _REPORT_S
                     on_wait(text)

@@ -67,7 +67,9 @@ async def attend(
     known = await over(tx, [(lease, worker) for lease in leases])
     ended = {lease: reason for (lease, _), reason in known.items()}
     if board["worker"] not in ("", worker) and board["host"] != card.host:
-        return AttendReply(owner=False, over={**dict.fromkeys(leases, f"{board['host']} owns the board"), **ended})
+        return AttendReply(
+            owner=False, over={**dict.fromkeys(leases, f"the host {board['host']} already serves the board"), **ended}
+        )
     await presence.note_host_attends(tx, card.host)
     if board["worker"] not in ("", worker):
         # A restarted worker of the same host replaces the old worker immediately.

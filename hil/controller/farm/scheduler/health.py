@@ -75,7 +75,7 @@ def after(state: BoardState, failures: int, event: Event, settings: FarmSettings
         and failures + 1 < GIVEN_UP
         and state not in (BoardState.OFFLINE, BoardState.QUARANTINED)
     ):
-        return HealthChange(BoardState.SUSPECT, failures + 1, 0.0, why or "health check lost")
+        return HealthChange(BoardState.SUSPECT, failures + 1, 0.0, why or "the health check ended without a result")
     if what in (EventKind.UNHEALTHY, EventKind.CHECK_LOST):
         failed = failures + 1
         wait_s = min(settings.quarantine_s * 2 ** min(failed - 1, _DOUBLINGS), settings.quarantine_most_s)

@@ -220,7 +220,9 @@ def _encode_turn(turn: Turn, tokenizer: Any, path: Path, *, is_first: bool) -> N
 def _check_turns(prompt: Prompt, path: Path) -> None:
     """Raise UsageError for a turn without tokens, forced tokens in only some turns, or a window without a file."""
     if prompt.window and not prompt.file:
-        raise UsageError(f"{path}: a prompt has a window, but no file", hint="set file", option="--generate")
+        raise UsageError(
+            f"{path}: a prompt has a window, but no file", hint="set file, or remove window", option="--generate"
+        )
     if not all(turn.tokens for turn in prompt.turns):
         raise UsageError(f"{path}: a prompt has no tokens", hint=_TEXT_HINT, option="--generate")
     if len({bool(turn.forced) for turn in prompt.turns}) > 1:
@@ -237,7 +239,11 @@ def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path
     The last tokens of a window are forced tokens: at most half, and at most one per step.
     """
     if prompt.tokens or prompt.forced or prompt.turn:
-        raise UsageError(f"{path}: a prompt with a file has tokens or turns", hint="remove them", option="--generate")
+        raise UsageError(
+            f"{path}: a prompt with a file also has tokens or turns",
+            hint="remove the tokens and turns",
+            option="--generate",
+        )
     try:
         text = read_text(path.parent / prompt.file)
     except (OSError, ValueError) as error:

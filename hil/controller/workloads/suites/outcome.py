@@ -24,7 +24,7 @@ _DETAIL = 8 << 10  # characters
 
 # `hil run` option in a hint -> equivalent text for a suite's model.
 _INSTEAD = {
-    "--function": "suites require models with one function; for several, create a bundle: hil bundle create MODEL",
+    "--function": "suites require models with one function; for others, create a bundle: hil bundle create MODEL",
     "--expected": "put the expected outputs in NAME.expected.npz next to the model",
     "--input": "put the input in NAME.inputs.npz next to the model",
 }

@@ -158,7 +158,7 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
     silent = [one for record in records for one in record.unanswered]
     for reference, count in _count_words(one.reference for one in silent).items():
         first = next(one for one in silent if one.reference == reference)
-        yield f"no answer in {counted(count, 'case')} from {unanswered_text(first)}"
+        yield f"{counted(count, 'case')} without a result from the reference {unanswered_text(first)}"
     if random := [record.id for record in records if record.random]:
         draw = "draws" if len(random) == 1 else "draw"
         yield f"{counted(len(random), 'case')} {draw} random numbers: {random[0]}"

@@ -97,12 +97,12 @@ def test_cut_fixes_dimensions_from_inputs(cut_out: Cut) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "message", "hint"),
     [
-        ("block/conv3", "", "no tensor, node or layer 'block/conv3'", "did you mean 'block/conv"),
-        ("", "scoers", "no tensor, node or layer 'scoers'", "did you mean 'scores'"),
+        ("block/conv3", "", "tensor, node or layer 'block/conv3' not found", "did you mean 'block/conv"),
+        ("", "scoers", "tensor, node or layer 'scoers' not found", "did you mean 'scores'"),
         ("r3", "c1", "'c1' does not depend on 'r3'", "--from must precede --to"),
         ("r1", "r1", "'r1' does not depend on 'r1'", "--from must precede --to"),
         ("", "image", "'image' does not depend on any node", "--from must precede --to"),
-        ("w1", "", "no tensor, node or layer 'w1' depends on the model inputs", "`hil layers MODEL` lists"),
+        ("w1", "", "tensor, node or layer 'w1' not found, or it does not depend", "`hil layers MODEL` lists"),
     ],
 )
 def test_cut_rejects_unknown_or_reversed_ends(cut_out: Cut, start: str, end: str, message: str, hint: str) -> None:
