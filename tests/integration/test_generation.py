@@ -74,10 +74,10 @@ FAULTS = {
     "kv_slot:position=24": ("FAIL", "slot, step 9, position 24, present.0.value, decode only: at position 24 KL"),
     "mask": ("FAIL", "mask, in the prompt, position 1, present.1.value: at position 1 KL"),
     "rope:position=28": ("FAIL", "position, step 13, position 28, present.0.key: at position 28 KL"),
-    "stale_cache": ("UNSTABLE", "stale cache, in the prompt, position 0, logits: the same prompt after another"),
+    "stale_cache": ("UNSTABLE", "stale cache, in the prompt, position 0, logits: the prompt returned different"),
     "overflow:position=30,layer=1": ("FAIL", "overflow, layer 1, step 15, position 30, present.2.key: at position 30"),
     "wrong_layer:position=27": ("FAIL", "layer 2, step 12, position 27, present.3.value, decode only: at position 27"),
-    "argmax:position=20": ("FAIL", "sampler, step 5, position 20: token "),
+    "argmax:position=20": ("FAIL", "sampler, step 5, position 20: the board chose token "),
 }
 
 
