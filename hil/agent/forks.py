@@ -134,7 +134,8 @@ def _import_error(reason: str) -> BoardUnfit:
         return error
     return BoardUnfit(
         f"the runtime does not work on this board: {reason}",
-        hint="reinstall it on the board (hil board deploy ADDRESS --runtime NAME); test it with hil board check",
+        hint="reinstall the runtime on the board (hil board deploy ADDRESS --runtime NAME), and test it with "
+        "hil board check",
     )
 
 

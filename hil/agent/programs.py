@@ -248,7 +248,7 @@ class Programs:
     def _absent(self, session: Session) -> UsageError:
         # A stream may send a call long after the session check. If the session has ended, report that.
         self._sessions.require(session)
-        return UsageError("program not loaded in this session", hint="load it first")
+        return UsageError("program not loaded in this session", hint="load the program first")
 
     def incoming(self, loaded: WorkerProgram, start: pb.InvokeStart) -> InputReceiver:
         """Reserve memory for a call's inputs. Raises RunFailed if the inputs exceed the board's memory."""

@@ -146,7 +146,7 @@ def read_head(view: memoryview) -> Head:
     if version != VERSION:
         raise UsageError(
             f"unsupported bundle version {version}: this hil reads version {VERSION}",
-            hint="use the version of hil that created it",
+            hint="use the version of hil that created the bundle",
         )
     if manifest_size > MAX_MANIFEST_BYTES:
         raise UsageError(

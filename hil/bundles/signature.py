@@ -63,7 +63,7 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
             not installed.
     """
     if not head.signature:
-        raise UsageError("the bundle is not signed", hint="sign it with: hil bundle create --sign KEY")
+        raise UsageError("the bundle is not signed", hint="sign the bundle with: hil bundle create --sign KEY")
     by = fingerprint(head.public_key)
     if trusted is not None and head.public_key not in trusted:
         known = ", ".join(map(fingerprint, trusted)) or "none"
@@ -75,7 +75,7 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
         from_raw(head.public_key).verify(head.signature, _CONTEXT + head.manifest)
     except (InvalidSignature, ValueError) as error:
         raise UsageError(
-            f"the bundle's signature by key {by} is invalid", hint="get the file from its signer"
+            f"the bundle's signature by key {by} is invalid", hint="get the file from the signer of the bundle"
         ) from error
     return by
 

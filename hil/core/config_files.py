@@ -86,7 +86,7 @@ def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "")
     )
     raise UsageError(
         f"{path} {why}, but uses settings that need trust: {', '.join(asks)}",
-        hint=f"review it, then run: hil board trust {path.parent}"
+        hint=f"review the file, then run: hil board trust {path.parent}"
         + (f"; or name the file: {instead}" if instead else ""),
     )
 
@@ -153,7 +153,7 @@ def trusted_folders() -> dict[str, dict[str, str]]:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise UsageError(
-            f"the list of trusted files {path} is writable by other users", hint="inspect it, then remove it"
+            f"the list of trusted files {path} is writable by other users", hint="inspect the file, then remove it"
         )
     try:
         folders: dict[str, dict[str, str]] = json.loads(text)["folders"]

@@ -61,7 +61,7 @@ class XlaAotRuntime(Runtime):
         try:
             signature = read_signature(library.hil_xla_signature().decode())
         except ValueError as error:
-            raise LoadFailed(f"{main}: {error}", hint="recompile it with this version of hil") from error
+            raise LoadFailed(f"{main}: {error}", hint="recompile the program with this version of hil") from error
         if function and function != signature.function:
             raise LoadFailed(f"function {function!r} not found in {main}", hint=f"available: {signature.function!r}")
         return XlaAotProgram(library, signature, values_beside(path))

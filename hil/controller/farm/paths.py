@@ -93,7 +93,7 @@ def own_address() -> FarmAddress:
     home = farm_home()
     gateway = f"unix:{socket_of(home)}"
     if not is_there(socket_of(home)):
-        raise UsageError(f"no farm is running in {home}", hint="start it with hil farm up")
+        raise UsageError(f"no farm is running in {home}", hint="start the farm with hil farm up")
     return FarmAddress((gateway,), _read_own_token(home, [gateway]))
 
 
@@ -115,7 +115,7 @@ def is_there(file: Path) -> bool:
     except PermissionError as error:
         raise UsageError(
             f"the farm in {file.parent} belongs to a different user",
-            hint=f"use it with {FARM_VARIABLE}=HOST:PORT and a token in {TOKEN_VARIABLE}; only the owner can stop it",
+            hint=f"use the farm with {FARM_VARIABLE}=HOST:PORT and {TOKEN_VARIABLE}; only the owner can stop the farm",
         ) from error
     except OSError:
         return False

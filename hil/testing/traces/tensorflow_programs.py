@@ -161,7 +161,7 @@ class ModulePrograms:
                 lives[name] = lower_method(module, name, signature)
             except CompileFailed as error:
                 others = ", ".join(repr(other) for other in signed if other != name)
-                error.hint = error.hint or (f"exclude it: exported_names=[{others}]" if others else "")
+                error.hint = error.hint or (f"exclude the method: exported_names=[{others}]" if others else "")
                 error.located(stage=Stage.COMPILE.value)
                 raise
         return self._make_programs(lives, {name: (module, signature) for name, signature in signed.items()}, "")
@@ -327,7 +327,7 @@ def make_tflite(
         raise CompileFailed(
             f"{method}: TFLite programs do not return updated variables: {names}",
             stage=Stage.COMPILE.value,
-            hint="run it on IREE, or list the tflite failure in expected.toml",
+            hint="run the method on IREE, or list the tflite failure in expected.toml",
         )
     try:
         content = convert(concrete, place.stem)

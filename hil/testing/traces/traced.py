@@ -123,7 +123,7 @@ def trace_name(function: TraceFunction) -> str:
     """Return a trace's name: the name of its function. Raises UsageError if the function has no name."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
-        raise UsageError(f"trace function {function!r} requires a name", hint="define it with def")
+        raise UsageError(f"trace function {function!r} requires a name", hint="define the function with def")
     return str(name)
 
 

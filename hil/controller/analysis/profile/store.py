@@ -136,7 +136,9 @@ def _read_head(folder: Path) -> ProfileHead:
         raise UsageError(f"{path} is damaged or not a profile: {error}", hint="profile again") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise UsageError(f"{folder} was written by a newer hil (schema {schema})", hint="read it with the newer hil")
+        raise UsageError(
+            f"{folder} was written by a newer hil (schema {schema})", hint="read the profile with the newer hil"
+        )
     try:
         return make_record(document, ProfileHead)
     except UsageError as error:

@@ -109,7 +109,7 @@ def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     if model.format != wanted:
         raise UsageError(
             f"the runtime {runtime} cannot load {model.path.name}: expected a .{wanted} file",
-            hint="compile it with --runtime iree" if runtime == "onnxruntime" else "use a different --runtime",
+            hint="compile the model with --runtime iree" if runtime == "onnxruntime" else "use a different --runtime",
             option="--runtime",
         )
     return Artifact(

@@ -414,7 +414,7 @@ class CommandClient(BoardClient):
         )
         if ended.how == "busy":
             what = f"timed out after {wait_s} s: a different run is using the board"
-            raise errors.BoardBusy(what, hint="wait for the other run to end, or raise --wait")
+            raise errors.BoardBusy(what, hint="wait until the other run ends, or increase --wait")
         is_answer = argv[0] == program.command
         if is_answer:
             self._logs.setdefault(program.program_id, []).extend(err.splitlines())

@@ -132,7 +132,7 @@ class BoardStore:
         if done.code or not done.text:
             raise errors.BoardUnfit(
                 f"program {program!r} not found on the board",
-                hint="install it in the login's PATH, or correct [runtime] program in the board's config",
+                hint="install the program in the login's PATH, or correct [runtime] program in the board's config",
             )
         return done.text
 

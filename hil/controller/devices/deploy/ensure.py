@@ -217,7 +217,7 @@ def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
         used = "an agent of a different version on the board is in use"
         what = used if status == "busy" else "the running deploy to the board did not finish"
-        raise BoardBusy(what, hint="retry later, or stop it with `hil board clean --force`")
+        raise BoardBusy(what, hint="retry later, or stop the other deploy with `hil board clean --force`")
     time.sleep(_POLL_S)
 
 

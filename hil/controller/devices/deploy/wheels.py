@@ -341,7 +341,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
     return next(folder.glob("*.whl"))
 
 
-_BUILD_HINT = "build it for the board, and set the path in the config: [runtime] file = ..., or program = ..."
+_BUILD_HINT = "build the tool for the board, and set the path in the config: [runtime] file = ..., or program = ..."
 _OWN_HINT = (
     "connect this machine to a package index, or set a custom command in the board's config: [runtime] file = ..."
 )

@@ -265,7 +265,7 @@ def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parce
 
 def _locate_in_suite(file: Path, root: Path) -> Path:
     """Return a file's path relative to the suite's directory. The relative path is the same on the board's host."""
-    hint = "import it as a bundle, which includes all files: hil bundle import DIR --from flagfile"
+    hint = "import the directory as a bundle, which includes all files: hil bundle import DIR --from flagfile"
     if is_flagfile(file.name) and re.search(
         r"^--(module|parameters|input|expected_output)=(.*[=@])?/", read_text(file), re.M
     ):

@@ -174,7 +174,7 @@ class EmbeddedDatabase:
         if have.partition(".")[0] != made:
             raise FarmError(
                 f"the database in {self.folder} was created by PostgreSQL {made}, but the installed version is {have}",
-                hint=f"dump it with pg_dump of PostgreSQL {made} and load it into a new database, {_HINT}",
+                hint=f"dump the database with pg_dump of PostgreSQL {made} and load it into a new database, {_HINT}",
             )
 
     def _start_server(self) -> None:

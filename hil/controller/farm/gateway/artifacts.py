@@ -111,7 +111,9 @@ class ArtifactStore:
             with _convert_store_errors(self.where):
                 yield
         except FileNotFoundError as error:
-            raise FarmError(f"{name} not found in the farm's store", hint="it was deleted; resubmit the job") from error
+            raise FarmError(
+                f"{name} not found in the farm's store", hint="the file was deleted; resubmit the job"
+            ) from error
 
 
 class ArtifactUpload:

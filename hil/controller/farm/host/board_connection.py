@@ -91,7 +91,7 @@ class BoardConnection:
             raise BoardError(
                 f"invalid fence {fence} stored by the agent: normal use cannot reach it",
                 board=self.post.name,
-                hint=f"reset it with hil board reset-fence {self.post.name}",
+                hint=f"reset the fence with hil board reset-fence {self.post.name}",
             )
 
     def _call_with_reconnect(self, call: Callable[[], T]) -> T:

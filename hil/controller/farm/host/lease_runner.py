@@ -215,7 +215,7 @@ class LeaseRunner:
         target = self.way.target
         if target is None or target.token:
             why = "the agent requires a token that only the host has" if target else "it has no agent"
-            raise UsageError(f"{grant.board} cannot be leased: {why}", hint="use a selector that excludes it")
+            raise UsageError(f"{grant.board} cannot be leased: {why}", hint="use a selector that excludes the board")
         self.way.release()
         guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
         self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.site.farm, self.way.say)

@@ -62,7 +62,7 @@ async def attend(
     if board["fence"] < 0:
         raise UsageError(
             f"invalid stored fence of {card.name}: the board cannot be used",
-            hint=f"an admin can reset it: hil farm forget {card.name}",
+            hint=f"an admin can reset the fence: hil farm forget {card.name}",
         )
     known = await over(tx, [(lease, worker) for lease in leases])
     ended = {lease: reason for (lease, _), reason in known.items()}

@@ -165,7 +165,7 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
     if not functions:
         raise ImportFailed(
             f"SavedModel {file.parent.name} has no functions",
-            hint="save it with signatures=..., or with tf.function methods that were called before saving",
+            hint="save the model with signatures=..., or with tf.function methods that were called before saving",
         )
     default = _DEFAULT if _DEFAULT in signatures else next(iter(functions)) if len(functions) == 1 else ""
     chosen = function or default

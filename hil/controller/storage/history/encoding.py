@@ -115,5 +115,6 @@ def _require_bytes(value: Any) -> bytes:
 def _damaged(folder: Path, error: Exception) -> StorageError:
     text = error.message if isinstance(error, UsageError) else str(error)
     return StorageError(
-        f"the history {folder} is damaged: {text}", hint="move it away and add the runs again: hil history add RUN..."
+        f"the history {folder} is damaged: {text}",
+        hint="move the directory away and add the runs again: hil history add RUN...",
     )

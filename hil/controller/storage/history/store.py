@@ -300,7 +300,7 @@ class HistoryStore:
             return {"commit": commits[0][0]}, commits[0][1]
         what = f"ambiguous commit {target!r}" if commits else f"no entry of commit or run {target!r}"
         raise UsageError(
-            f"{what} in {self.folder}", hint="give a commit, a run or RUN:CASE, as hil history show prints them"
+            f"{what} in {self.folder}", hint="specify a commit, a run or RUN:CASE, as hil history show prints them"
         )
 
     def _copy_programs(

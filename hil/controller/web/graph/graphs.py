@@ -183,7 +183,7 @@ def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> 
     if kept is None and (found.path is None or found.path.suffix.lower() != ".onnx"):
         raise UsageError(
             "imported program not stored, and ONNX file unavailable",
-            hint="hil run --debug-ir DIR stores it",
+            hint="hil run --debug-ir DIR stores the imported program",
         )
     if kept is None and is_recorded(record.named, found, ()) is not True and not found.inside:
         raise UsageError(f"cannot verify that {record.named.path} is the file of the run")

@@ -108,7 +108,7 @@ def _append_record(root: Path, record: Mapping[str, Any]) -> None:
         place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
             if os.fstat(place).st_size + len(line) > _MOST_BYTES:
-                raise UsageError(f"{NAME} is full", hint="delete unneeded lines from it")
+                raise UsageError(f"{NAME} is full", hint="delete unneeded lines from the file")
             os.write(place, line)
         finally:
             os.close(place)

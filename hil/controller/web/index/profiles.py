@@ -24,7 +24,7 @@ from hil.errors import UsageError
 # Maximum bytes per file to read for a page. A million operations take 150 MB.
 _MOST = {HEAD: 32 << 20, TABLE: 256 << 20, PASSES: 16 << 20, DISPATCHES: 16 << 20, EXECUTABLES: 16 << 20}
 _TRACES = (".pftrace", ".pftrace.gz")
-_OUTSIDE = "pages only read --runs directories: add it with hil web --runs DIR"
+_OUTSIDE = "pages only read --runs directories: add the directory with hil web --runs DIR"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
         folder = roots[int(number)] / meant(way)
         if _make_url_key(roots, folder) and (kind := kind_of(folder)):
             return StoredProfile(kind, folder.resolve(), key)
-    raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; it may have been moved")
+    raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; the profile may have been moved")
 
 
 def list_profiles(

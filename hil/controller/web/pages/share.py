@@ -49,7 +49,7 @@ async def saved_page(request: Request, address: str) -> str:
     """
     page = await ask(request, address, types=("text/html",), most=MOST_BYTES)
     if page is None:
-        raise UsageError(f"the page is larger than {size(MOST_BYTES)}", hint="filter it first")
+        raise UsageError(f"the page is larger than {size(MOST_BYTES)}", hint="filter the page first")
     if page.status != 200:
         raise UsageError(f"cannot save {address[:200]!r}: open it to see the error")
     text = page.body.decode()

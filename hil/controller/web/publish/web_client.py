@@ -35,7 +35,7 @@ _MAX_ANSWER = 4 << 20
 _MAX_RECEIVED = 2 * _MAX_ANSWER
 _MAX_TEXT = 300
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
-OTHER_SERVER = "check that it is hil web, of the same release"
+OTHER_SERVER = "check that the server is hil web of the same release"
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,9 @@ class FolderDataset(Dataset):
             raise UsageError(f"cannot read dataset {path}: {error.strerror or error}") from error
         folders = [one for one in entries if is_folder(one)]
         if not folders and any(_POSITION.fullmatch(one.stem) for one in entries):
-            raise UsageError(f"{path} is a sample, not a dataset", hint=f"use its parent: {path.absolute().parent}")
+            raise UsageError(
+                f"{path} is a sample, not a dataset", hint=f"use the parent directory: {path.absolute().parent}"
+            )
         self._folders = sorted(folders, key=lambda one: _natural_key(one.name))
         super().__init__(path, [one.name for one in self._folders])
 

@@ -207,7 +207,10 @@ class _Evaluation:
         """Set the sizes of the model's dimensions from the first sample."""
         model = case.model
         if model is None or model.inputs is None:
-            raise UsageError(f"{case.path}: only the board knows the inputs of this program", hint="evaluate its model")
+            raise UsageError(
+                f"{case.path}: only the board knows the inputs of this program",
+                hint="evaluate the model of the program",
+            )
         sample = self.dataset.read_checked(0, model.inputs, case.options.dims)
         return replace(case, model=with_sizes_of(model, sample.inputs))
 

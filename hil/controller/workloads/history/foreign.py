@@ -95,7 +95,9 @@ def read_foreign(path: Path, kind: str, names: ForeignNames, source: SourceState
     try:
         kind, cases = parse_foreign(data, kind)
     except _InvalidFile as error:
-        raise UsageError(f"{path}: {error}", hint="give the file as the tool wrote it, or choose --format") from error
+        raise UsageError(
+            f"{path}: {error}", hint="pass the file as the tool wrote it, or select the format with --format"
+        ) from error
     run = f"{kind}-{digest_of(data).split(':')[1][:16]}"
     return [_make_entry(case, run, kind, path, changed, names, source) for case in cases]
 

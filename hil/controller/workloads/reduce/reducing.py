@@ -151,7 +151,7 @@ def _check_format(model: Model) -> None:
             f"cannot reduce {model.path.name}: {model.format} models are not supported",
             hint="pass the ONNX model; iree-reduce, which reduces MLIR, is not part of the package iree-base-compiler"
             if model.format == "mlir"
-            else "pass the ONNX model that it was converted from",
+            else "pass the ONNX model that was converted to this format",
         )
 
 

@@ -155,7 +155,7 @@ class Expectations:
             judged = _add_expectation(record, {**_summarize_entry(old), "until": str(old.until)})
         if passed:
             judged = judged.replace(outcome=Outcome.XPASS.value)
-            hint = hint or "remove it from the expected failures: run hil suite expect --update on this run"
+            hint = hint or "remove the case from the expected failures: run hil suite expect --update on this run"
         return judged.replace(hint="; ".join(filter(None, (hint, self.other_versions))))
 
     @cached_property

@@ -96,7 +96,7 @@ class SuiteRun(SuiteDirectory):
         if (folder / HEAD).exists():
             raise UsageError(
                 f"{folder} already contains a suite run",
-                hint=f"resume it with --resume {shlex.quote(str(folder))}, or choose a different --out",
+                hint=f"resume the run with --resume {shlex.quote(str(folder))}, or choose a different --out",
             )
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)

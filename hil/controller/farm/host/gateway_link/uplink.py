@@ -69,7 +69,7 @@ def listen(path: Path) -> socket.socket:
             undo.pop_all()
             return listening
     except OSError as error:
-        hint = "the directory must be writable and the path at most about 100 bytes; set TMPDIR to change it"
+        hint = "the directory must be writable and the path at most about 100 bytes; set TMPDIR to a different one"
         raise StorageError(f"cannot listen on {path}: {error}", hint=hint) from error
 
 

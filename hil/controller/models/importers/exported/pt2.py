@@ -45,7 +45,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             if not is_tensor(arg) and not hasattr(arg, "value"):
                 raise ImportFailed(
                     f"{kind} {each!r} of {name} is a variable number: expected a tensor or a constant",
-                    hint="export it as a one-element tensor or as a constant",
+                    hint="export the value as a one-element tensor or as a constant",
                 )
         constants[kind] = {each: str(arg.value) for each, arg in values if not is_tensor(arg)}
     inputs = sizes.inputs(name)

@@ -542,7 +542,7 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
         refuse(BROKEN, "the bundle is truncated in the header");
     uint64_t version = number_in(data + 8, 4), flags = number_in(data + 12, 4), manifest = number_in(data + 24, 8);
     if (version != 1)
-        refuse("use the version of hil that created it", "unsupported bundle version %u: this verifier reads version 1",
+        refuse("use the version of hil that created the bundle", "unsupported bundle version %u: this verifier reads version 1",
                (unsigned)version);
     if (number_in(data + 16, 8) != size || manifest > MAX_MANIFEST_BYTES || aligned(HEADER_BYTES + manifest) > size)
         refuse(BROKEN, "the bundle is truncated or has extra data");
