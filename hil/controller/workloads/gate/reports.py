@@ -23,12 +23,12 @@ _ROWS_MOST = 100
 _DETAILS_MOST = 20
 # Verdict -> explanation, for the rules in SARIF and for readers of reports.
 MEANINGS = {
-    "broken": "the new program fails; the old program still passes, or does not exist",
-    "regressed": "the new program is slower than the old one: both ran in turns on the same board",
+    "broken": "the new program fails, and the old program passes or does not exist",
+    "regressed": "the new program is slower than the old program when both run alternately",
     "toolchain": "the same commit is broken or slower with a different compiler or runtime",
     "undecided": "the change is suspect, but hil could not decide",
     "board fault": "the board failed, or both programs changed",
-    "improved": "the new program is faster, or passes while the old program fails",
+    "improved": "the new program is faster, or it passes and the old program fails",
     "no change": "the outputs are correct, and the time is the same",
     "new": "the baseline has no measurement",
 }

@@ -189,7 +189,7 @@ def test_load_flow_suggests_similar_name():
             "invalid value 0 for setting samples: expected at least 1",
             "",
         ),
-        ('[x]\nruntime = "iree"\nrtol = 1', "a comparison cannot fail", ""),
+        ('[x]\nruntime = "iree"\nrtol = 1', "zeros would agree with every reference", ""),
         ('[x]\nruntime = "iree"\natol = -1', "atol is -1", ""),
         ('[x]\nruntime = "iree"\naccept = ["klx<=1"]', "invalid accept 'klx<=1'", "did you mean 'kl'"),
         ('[x]\nruntime = "iree"\naccept = ["python:j.py:f"]', "a Python function cannot be used here", ""),
