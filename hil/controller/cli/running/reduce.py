@@ -87,6 +87,8 @@ def reduce(
     hil runs each smaller model on the board. A model replaces the smallest model so far if it fails in the same way:
     same outcome, stage, and kind of difference or error message. The result is a directory with the model, the inputs,
     the outputs of board and reference, a bug report in Markdown, and a bundle. The exit code is that of the failure.
+
+    With --slow, the model does not fail but is slow, and hil finds the part that takes most of the time.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.storage.paths import is_file
