@@ -30,6 +30,8 @@ _ATTEMPTS = 3
 # An SQNR in dB below these limits is not caused by rounding. The first limit is for float32 and float64, the second for
 # other types.
 _GROSS_DB = 60.0, 20.0
+# Failures that a comparison of outputs shows.
+_COMPARED = (Outcome.FAIL.value, Outcome.UNSTABLE.value)
 
 
 class RunsSpent(Exception):
@@ -38,14 +40,16 @@ class RunsSpent(Exception):
 
 @dataclass(frozen=True)
 class _QuickRunner(Runner):
-    """Runner that does not measure the references' noise if an error is too large for rounding.
+    """Runner that judges only as much as a reduction needs.
 
-    The measurement needs several times the memory and time of a run.
+    A measurement of the references' noise needs several times the memory and time of a run.
 
     Attributes:
+        failure: the failure of the whole model; None while it is not known.
         is_timed: whether only times matter, so that no outputs are compared.
     """
 
+    failure: Failure | None = None
     is_timed: bool = False
 
     def refer_early(self, case: Case) -> Case | None:
@@ -53,22 +57,30 @@ class _QuickRunner(Runner):
         return None
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare the board's outputs with the references."""
-        if self.is_timed:
-            return case if case.outcome else replace(case, outcome=Outcome.SKIP, reason="output not compared")
-        if early is not None:
-            case = self.with_references(case, early)
+        """Compare the board's outputs with the references, if that can show the failure.
+
+        The noise of the references is not measured if the error is too large for rounding, or if the difference is not
+        the failure of the whole model.
+        """
+        if case.outcome:
+            return case
+        if self.is_timed or (self.failure is not None and self.failure.outcome not in _COMPARED):
+            return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         case = self.run_reference(case)
         is_stable = case.result is not None and (case.result.repetition is None or case.result.repetition.is_stable)
         if case.outcome or not is_stable or not case.references or needs_control(case):
             return super().judge(case)
         verdicts = compare_without_noise(case)
         wrong = [one for one in verdicts[0].outputs if not one.passed and not one.blind]
-        if not any(map(_is_gross, wrong)):
-            return super().judge(case)
-        return replace(
-            case, stage=Stage.COMPARE.value, verdicts=verdicts, outcome=Outcome.FAIL, reason=verdicts[0].reason
-        )
+        outcome = Outcome.FAIL if wrong else Outcome.PASS
+        judged = replace(case, stage=Stage.COMPARE.value, verdicts=verdicts, outcome=outcome, reason=verdicts[0].reason)
+        if any(map(_is_gross, wrong)):
+            return judged
+        if self.failure is not None:
+            found = failure_of(judged)
+            if found is None or not self.failure.is_same(found):
+                return judged
+        return super().judge(case)
 
 
 @dataclass(frozen=True)
@@ -197,8 +209,9 @@ class Trials:
 
     @property
     def _runner(self) -> Runner:
+        failure = self._failure if self.record.failure is not None else None
         is_timed = self.record.slow is not None
-        return _QuickRunner(self.context, of_usage=_reject, sink=ProgressSink(), is_timed=is_timed)
+        return _QuickRunner(self.context, of_usage=_reject, sink=ProgressSink(), failure=failure, is_timed=is_timed)
 
     @property
     def _final_runner(self) -> Runner:
