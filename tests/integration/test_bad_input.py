@@ -103,6 +103,7 @@ def test_run_reports_unknown_operator_as_import_error(hil, simulator, tmp_path):
         ends(ended, 3, "IMPORT_ERROR", "Frobnicate", "the_odd_one")
 
 
+@pytest.mark.slow
 def test_run_reports_unknown_operator_domain_per_runtime(hil, simulator, tmp_path):
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
     path = save_model(tmp_path / "custom.onnx", [node], [("x", FLOAT, [4])], [("y", FLOAT, [4])])
@@ -202,6 +203,7 @@ def test_run_rejects_extra_missing_and_pickled_inputs(hil, simulator, doubling, 
         refused(hil("run", doubling, "--board", simulator, *options, "--json"))
 
 
+@pytest.mark.slow
 def test_run_reports_unknown_target_cpu_as_compile_error(hil, simulator, doubling):
     for flag in ("--iree-llvmcpu-target-cpu=cortex-b12", "--iree-llvmcpu-target-cpu-features=+nonesuch"):
         flags = ["--compile-flag", "--iree-llvmcpu-target-cpu=generic", "--compile-flag", flag]
@@ -317,6 +319,7 @@ def test_run_passes_zero_size_and_scalar_tensors(hil, simulator, tmp_path):
         ends(hil("run", "odd.onnx", "--board", simulator, "--runtime", runtime, "--json"), 0, "PASS")
 
 
+@pytest.mark.slow
 def test_run_passes_model_without_inputs(hil, simulator, tmp_path):
     value = helper.make_tensor("v", FLOAT, [3], [1, 2, 3])
     nodes = [helper.make_node("Constant", [], ["c"], value=value), helper.make_node("Neg", ["c"], ["y"])]

@@ -179,6 +179,7 @@ def test_board_check_warns_about_missing_python(hil, make_board):
     assert (ended.code, found["python"], found["agent"], found["program"]) == (0, "warn", "skip", "pass")
 
 
+@pytest.mark.slow
 @pytest.mark.board
 def test_board_info_and_check_describe_command_runtime(hil, board_x86, tmp_path):
     path = config(tmp_path, board_x86, "folder = 'care-command'", "[runtime]", "kind = 'command'")

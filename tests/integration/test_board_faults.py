@@ -223,6 +223,7 @@ def test_run_reports_reboot_of_board(start, passes, ready):
     passes(ready)
 
 
+@pytest.mark.slow
 def test_killed_controller_frees_board(start, passes, ready):
     quiet = agents_processes(ready)
     run = start(ready, DIGITS_CNN, "--iterations", "600000", "--timeout", "300")

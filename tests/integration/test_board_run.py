@@ -60,6 +60,7 @@ def test_agent_leaves_ports_closed_and_files_private(hil, request, arch):
     assert world_readable(board, ["/root/.hil"], reachable=False) == []
 
 
+@pytest.mark.slow
 def test_agent_serves_both_runtimes(hil, board_x86):
     for runtime in ("iree", "onnxruntime", "iree"):
         ended = hil("run", DIGITS_CNN, *to(board_x86), "--runtime", runtime, "--json")
@@ -75,6 +76,7 @@ def test_run_works_for_unprivileged_user(hil, board_x86):
     assert board_x86.run(["ls", "-A", "/home/tester"]).stdout.split() == [".hil", ".ssh"]
 
 
+@pytest.mark.slow
 def test_run_reads_password_from_environment(hil, environment, board_x86):
     environment["HIL_SSH_PASSWORD"] = "tester"
     environment["SSH_AUTH_SOCK"] = ""

@@ -122,6 +122,7 @@ def test_deploy_reports_runtime_without_wheels_for_board(
     assert raised.value.hint == "no command supports unheard-of programs: use --runtime iree, or a different board"
 
 
+@pytest.mark.slow
 def test_deploy_works_for_unprivileged_user(make_board: MakeBoard, log_in: LogIn):
     board = make_board(arch="x86_64")
     shell = log_in(board, "tester")

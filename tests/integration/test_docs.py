@@ -213,6 +213,11 @@ LONG = (
     "suite-reports",
     "profiling",
     "suites",
+    "gate",
+    "pytest",
+    "conditions",
+    "expected-failures",
+    "stored-runs",
 )
 PLAIN = [
     pytest.param(

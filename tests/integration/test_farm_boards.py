@@ -154,6 +154,7 @@ def test_library_connects_to_farm_board(farm: FakeFarm) -> None:
     assert farm.is_free()
 
 
+@pytest.mark.slow
 def test_hil_board_variable_sets_default_board(
     hil: Callable[..., Ended], environment: dict[str, str], start_agent: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -265,6 +266,7 @@ def test_lease_without_waiting_takes_only_free_board(farm: FakeFarm, hil: Callab
     assert "3 ahead of you" in ended.err
 
 
+@pytest.mark.slow
 def test_lease_survives_broken_tunnel(farm: FakeFarm, hil: Callable[..., Ended], tmp_path: Path) -> None:
     board = farm.boards["lab1-sim-1"]
     farm.add("lab1-sim-1", board.agent, direct=False)

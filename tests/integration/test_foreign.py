@@ -86,6 +86,7 @@ def test_200_foreign_programs_match_iree_run_module(tmp_path, shared_cache, monk
     assert len({one.id.split()[0] for one in findings} - differing) >= 200
 
 
+@pytest.mark.slow
 def test_undeclared_program_takes_types_from_inputs(hil, simulator, torch_module, tmp_path):
     program = torch_module.with_suffix(".vmfb")
     np.save(tmp_path / "x.npy", np.array([1, 2, 3, 254], np.uint8))

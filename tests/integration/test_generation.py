@@ -157,6 +157,7 @@ def test_generation_continues_with_turns(hil, tmp_path, runtime):
     assert [token for token in tokens if token != TURN_END] == expected
 
 
+@pytest.mark.slow
 def test_generation_names_step_of_later_turn(hil, tmp_path):
     spec = tmp_path / "generate.toml"
     spec.write_text(
@@ -168,6 +169,7 @@ def test_generation_names_step_of_later_turn(hil, tmp_path):
     assert case["reason"].startswith("position, step 7, position 30, present.0.key")
 
 
+@pytest.mark.slow
 def test_run_shows_perplexity_of_text(hil, tmp_path):
     pytest.importorskip("tokenizers")
     text = (Path(__file__).parents[2] / "LICENSE").read_text()[:120]
@@ -187,6 +189,7 @@ def test_run_shows_perplexity_of_text(hil, tmp_path):
     assert "(text.txt): " in shown.err + shown.out and "over 118 tokens" in shown.err + shown.out
 
 
+@pytest.mark.slow
 def test_generation_rejects_fault_without_effect(hil, tmp_path):
     spec = write_spec(tmp_path, one=(PROMPT, []))
     ended = hil("run", MODEL, "--generate", spec, "--runtime-hw-type", "sim", *ORT, "--fault", "mask:how=show-next")

@@ -177,6 +177,7 @@ def test_ctrl_c_while_writing_profile_preserves_outcome(hil, environment, tmp_pa
     assert (resumed.code, resumed.case["outcome"], resumed.case["profiles"]) == (0, "PASS", case["profiles"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_profiled_pass_preserves_outputs(hil, environment, tmp_path):
     command = [sys.executable, "-m", "hil.controller.cli.main", "run", str(DIGITS_CNN), "--profile", "out"]
     command += ["--fault", "profile:how=hang", "--timeout", "120"]
@@ -212,6 +213,7 @@ def test_run_rejects_unusable_profile_directory_first(hil, tmp_path):
     assert hil("run", DIGITS_CNN, "--profile", "p", "--compile-time-profile", "p").code == 2
 
 
+@pytest.mark.slow
 def test_profile_show_prints_compile_times(hil, tmp_path):
     assert hil("compile", DIGITS_CNN, "--compile-time-profile", "compiling").code == 0
     shown = hil("profile", "show", "compiling", "--top", 3)

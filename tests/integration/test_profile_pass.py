@@ -195,6 +195,7 @@ def test_program_survives_failing_profile_tool(start_agent, open_client, add_pro
     assert client.profile(loaded.program_id, INPUTS).files
 
 
+@pytest.mark.slow
 def test_profile_timeout_kills_hanging_tool_and_children(start_agent, open_client, add_programs):
     client = open_client(start_agent("--fault", "profile:how=hang,times=1", module="hil.sim"))
     add = add_programs["iree"]
@@ -293,6 +294,7 @@ def test_runtime_without_profiler_reports_error_and_runs(tmp_path, monkeypatch, 
         agent.stop()
 
 
+@pytest.mark.slow
 def test_missing_profile_tool_uploads_once_and_resumes(odd):
     said: list[str] = []
     program = artifact(odd, "open")

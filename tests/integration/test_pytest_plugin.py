@@ -101,6 +101,7 @@ def test_runtimes_are_targets(project, small):
     assert names == {"small_full_model-onnxruntime-sim": "onnxruntime", "small_full_model-iree-sim": "iree"}
 
 
+@pytest.mark.slow
 def test_options_of_suites_apply(project, small):
     project.set_up(small)
     words = ("--hil-no-layers", "--hil-runtime=onnxruntime", "--hil-input-range=5:6", "--hil-keep-all")

@@ -73,6 +73,7 @@ def test_wrong_reference_never_gives_pass(
     assert case.outcome.value in ("FAIL", "BLIND"), case.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", some_mutants(2))
 def test_right_reference_finds_wrong_program(mutant: Mutant, board: Any, tmp_path: Path) -> None:
     right, wrong = mutant.build(), mutant.build()

@@ -147,6 +147,7 @@ def save_tensors(folder: Path, **tensors: np.ndarray) -> None:
 ZOO = {f"model_test_data_set_{number}": "FAIL" if number == 2 else "PASS" for number in range(3)}
 
 
+@pytest.mark.slow
 def test_suite_runs_onnx_test_data_as_cases(hil, simulator, zoo):
     ended = hil("suite", "run", zoo, "--flow", "onnxruntime", "--board", simulator, "--json")
     # The full model uses the inputs and the dimension of the first set.
@@ -217,6 +218,7 @@ def test_bundle_import_converts_trace_calls_to_cases(hil, traced, tmp_path):
     assert [case.name for case in method.cases] == ["call_0", "call_1", "call_2"]
 
 
+@pytest.mark.slow
 def test_trace_calls_without_flagfile_are_reported(hil, traced):
     (traced / "flagfile_call_1").unlink()
     ended = hil("bundle", "import", traced, "--from", "flagfile", "-o", "traced.hilb")

@@ -138,6 +138,7 @@ def split(module):
     assert next(iter(found.values())).tolist() == [1, 0, -1, -2]
 
 
+@pytest.mark.slow
 @pytest.mark.daily
 def test_compare_backends_finds_wrong_board_and_saves_traces(place, module):
     backends = ["iree_llvmcpu", "board:faulty.toml", "iree_cuda", "tflite"]

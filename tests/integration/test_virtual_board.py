@@ -79,6 +79,7 @@ def talk() -> Iterator[Callable[[VirtualBoard], Talk]]:
         one.close()
 
 
+@pytest.mark.slow
 def test_board_reports_requested_architecture(board: VirtualBoard) -> None:
     assert said(board, "uname -m") == board.arch
     assert said(board, "hostname") == board.name
@@ -89,6 +90,7 @@ def test_arm_board_emulates_cortex_a53(board_aarch64: VirtualBoard) -> None:
     assert "0xd03" in said(board_aarch64, "cat /proc/cpuinfo"), "the part number of a Cortex-A53"
 
 
+@pytest.mark.slow
 def test_board_hides_host_files_and_processes(board: VirtualBoard) -> None:
     for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
         here = Path(path)
@@ -120,6 +122,7 @@ def test_user_logs_in_by_key_and_password(board_x86: VirtualBoard, tmp_path: Pat
     assert done.stdout == "tester\n", done.stderr
 
 
+@pytest.mark.slow
 def test_run_executes_command_without_network(board: VirtualBoard) -> None:
     done = board.run(["sh", "-c", 'cat; echo "$0" >&2; exit 3', "a  'b"], stdin="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "in\n", "a  'b\n")
@@ -187,6 +190,7 @@ def test_power_cut_leaves_connection_open_at_client(
     assert said(board, "hostname") == "board"
 
 
+@pytest.mark.slow
 def test_frozen_board_continues_after_thaw(make_board: MakeBoard, talk: Callable[[VirtualBoard], Talk]) -> None:
     board = make_board()
     session = talk(board)
@@ -199,6 +203,7 @@ def test_frozen_board_continues_after_thaw(make_board: MakeBoard, talk: Callable
     assert session.hears("late", WAIT_S)
 
 
+@pytest.mark.slow
 def test_command_waits_for_boot(make_board: MakeBoard) -> None:
     board = make_board()
     for _ in range(5):
@@ -206,6 +211,7 @@ def test_command_waits_for_boot(make_board: MakeBoard) -> None:
         assert board.run(["cat", "/etc/hostname"]).stdout == "board\n"
 
 
+@pytest.mark.slow
 def test_killed_sshd_restarts(make_board: MakeBoard) -> None:
     board = make_board()
     board.run(["pkill", "-KILL", "-o", "sshd"], check=True)
@@ -244,6 +250,7 @@ def test_netem_loss_preserves_data(make_board: MakeBoard) -> None:
     assert done.stdout.strip() == str(1 << 20), done.stderr
 
 
+@pytest.mark.slow
 def test_boards_do_not_share_files(board_x86: VirtualBoard, make_board: MakeBoard) -> None:
     other = make_board()
     assert other.ip != board_x86.ip

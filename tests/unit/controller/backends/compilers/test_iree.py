@@ -133,6 +133,7 @@ def test_debug_ir_contains_node_names(save_onnx: Save, settings: dict[str, Any],
     assert list((tmp_path / "ir" / "phases").glob("*.flow.mlir")) and list((tmp_path / "ir" / "executables").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_compiler_accepts_old_opsets_and_model_functions(save_onnx: Save, settings: dict[str, Any]) -> None:
     old = save_onnx([helper.make_node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], opset=9)
@@ -346,6 +347,7 @@ def check_large(folder: Path, settings: dict[str, Any], columns: int) -> None:
         assert run_reference(name, model, {"x": x}, **settings).outputs["y"].tolist() == [[6.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_large_weights_go_to_parameter_file(tmp_path: Path, settings: dict[str, Any]) -> None:
     check_large(tmp_path, settings, 17 << 10)

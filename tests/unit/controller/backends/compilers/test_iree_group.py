@@ -114,6 +114,7 @@ def test_group_contains_models_with_equal_flags(save_onnx: Save, settings: dict[
     assert [KEEP_FLOAT64 in one for one in flags] == [dtype == TensorProto.DOUBLE for dtype in dtypes]
 
 
+@pytest.mark.slow
 def test_shared_program_serves_only_callers_asking_for_groups(save_onnx: Save, settings: dict[str, Any]) -> None:
     models = imported([elementwise(save_onnx, number) for number in range(4)], settings)
     together(models, settings)
@@ -128,6 +129,7 @@ def test_shared_program_serves_only_callers_asking_for_groups(save_onnx: Save, s
     assert alone(models[0], again).function == "net" and alone(models[1], again).function == "net.1"
 
 
+@pytest.mark.slow
 def test_group_excludes_large_external_and_mlir_models(
     save_onnx: Save, settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_group_compiles_equal_content_once(save_onnx: Save, settings: dict[str, 
     assert all(alone(model, settings).cached for model in models)
 
 
+@pytest.mark.slow
 def test_group_preserves_functions_of_importer_separate(save_onnx: Save, settings: dict[str, Any]) -> None:
     def normalised(number: int) -> Path:
         node = helper.make_node("MeanVarianceNormalization", ["x"], ["y"], axes=[number % 2])
@@ -262,6 +265,7 @@ def test_group_outcomes_of_node_tests_match_single_builds(
     assert len({said.split(":")[0] for said in seen}) >= 2
 
 
+@pytest.mark.slow
 def test_group_drops_model_named_in_errors(save_onnx: Save, settings: dict[str, Any]) -> None:
     odd = helper.make_node("Frobnicate", ["x"], ["y"], name="odd", domain="com.acme")
     values = ([("x", TensorProto.FLOAT, (4,))], [("y", TensorProto.FLOAT, (4,))])
@@ -274,6 +278,7 @@ def test_group_drops_model_named_in_errors(save_onnx: Save, settings: dict[str, 
         alone(models[5], settings)
 
 
+@pytest.mark.slow
 def test_group_separates_models_with_float64(save_onnx: Save, settings: dict[str, Any]) -> None:
     paths = [
         elementwise(save_onnx, 10 * dtype + number, dtype)
@@ -297,6 +302,7 @@ def test_group_stops_early_for_errors_of_every_model(save_onnx: Save, settings: 
         alone(models[0], settings, flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
@@ -350,6 +356,7 @@ def test_recompute_rebuilds_group_once(save_onnx: Save, settings: dict[str, Any]
     assert [artifact.function for artifact in again] == ["net.0", "net.1", "net.2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [True, False])
 def test_evicting_grouped_program_leaves_others_cached(
     save_onnx: Save, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, links: bool

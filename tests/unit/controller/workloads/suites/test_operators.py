@@ -17,7 +17,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.operators import operator_cases
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 
-pytestmark = pytest.mark.ci  # making the cases takes onnx some ten seconds
+pytestmark = pytest.mark.slow  # making the cases takes onnx some ten seconds
 
 
 @pytest.fixture(scope="module")
