@@ -78,7 +78,7 @@ def test_workflow_commands_use_existing_scripts() -> None:
 
 def test_workflows_read_only_by_default() -> None:
     assert {name: flow["permissions"] for name, flow in WORKFLOWS.items()} == {
-        name: {"contents": "read"} for name in ("ci", "docs", "release")
+        name: {"contents": "read"} for name in ("ci", "docs", "nightly", "release")
     }
     assert {job: body["permissions"] for job, body in JOBS.items() if "permissions" in body} == {
         "docs/deploy": {"pages": "write", "id-token": "write"},
