@@ -157,21 +157,25 @@ class HistoryStore:
         what = f"ambiguous series {name!r}: {', '.join(one.id for one in found)}" if found else f"no series {name!r}"
         raise UsageError(f"{what} in {self.folder}", hint="list them with hil history ls")
 
-    def entries(self, series: str | SeriesKey = "", *, samples: bool = True) -> Iterator[HistoryEntry]:
+    def entries(
+        self, series: str | SeriesKey = "", *, samples: bool = True, newest: int | None = None
+    ) -> Iterator[HistoryEntry]:
         """Yield the entries of a series, or of all series, from the oldest to the newest, with their annotations.
 
         Args:
             series: ID or key of a series; "" is all series.
             samples: False leaves ``samples_ns`` empty, which is faster.
+            newest: yield only this number of the newest entries; None yields all.
         """
         wanted = series if isinstance(series, str) else series_id(series)
         annotations = self.annotations()
         chosen = bound_column("samples") if samples else "x''"
         with database_errors(self.folder):
             rows = self._database.execute(
-                f"select {bound_column('document')}, {chosen}, confirmed"
-                " from entries where ?1 in ('', series) order by created, run, case_name",
-                (wanted,),
+                f"select {bound_column('document')}, {chosen}, confirmed from entries where rowid in (select rowid from"
+                " entries where ?1 in ('', series) order by created desc, run desc, case_name desc limit ?2)"
+                " order by created, run, case_name",
+                (wanted, -1 if newest is None else newest),
             )
             for document, times, confirmed in rows:
                 entry = decode_entry(document, times, confirmed, self.folder)

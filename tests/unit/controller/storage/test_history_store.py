@@ -35,6 +35,11 @@ def test_store_returns_entries_in_order_with_samples(store):
     assert list(store.entries(samples=False)) == [early.replace(samples_ns=[]), late.replace(samples_ns=[])]
 
 
+def test_store_returns_newest_entries_in_order(store):
+    store.add([history_entry(f"r{number}", created=number) for number in (3, 1, 4, 2)])
+    assert [entry.run for entry in store.entries(newest=2)] == ["r3", "r4"]
+
+
 def test_store_adds_an_entry_once(store):
     first = history_entry("r1", p50_ns=1.0)
     store.add([first])
