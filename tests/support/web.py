@@ -65,7 +65,11 @@ def write_record(path: Path, document: Any) -> None:
 
 @contextmanager
 def asking(
-    *roots: Path, token: str = "", host: str = "127.0.0.1", farm: FarmLink | None = None
+    *roots: Path,
+    token: str = "",
+    host: str = "127.0.0.1",
+    farm: FarmLink | None = None,
+    history: Path | None = None,
 ) -> Iterator[TestClient]:
     """A client of the application over folders of runs that are indexed; what its routes raise is raised."""
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
@@ -73,7 +77,8 @@ def asking(
         indexer = Indexer(writer, folders)
         indexer.look()
         access = AccessRules(host, token, farm.visitors() if farm else None)
-        app = create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm)
+        path = Path(folder) / "index.sqlite"
+        app = create_app(folders, path, indexer.progress, access, farm, history_folder=history)
         with TestClient(app, base_url=ADDRESS) as client:
             yield client
 
@@ -91,7 +96,9 @@ async def _opened(response: FileResponse) -> AsyncIterator[anyio.AsyncFile[bytes
 
 
 @contextmanager
-def serving(*roots: Path, token: str = "", farm: FarmLink | None = None, port: int = 0) -> Iterator[str]:
+def serving(
+    *roots: Path, token: str = "", farm: FarmLink | None = None, port: int = 0, history: Path | None = None
+) -> Iterator[str]:
     """A server on a port of loopback, 0 is a free one, with its indexer, in threads of this process; its address."""
     from hil.controller.web.server.server import listener, server_of
 
@@ -100,7 +107,8 @@ def serving(*roots: Path, token: str = "", farm: FarmLink | None = None, port: i
         whole = mock.patch.object(FileResponse, "_open_file", _opened)
         with Indexer(writer, folders) as indexer, listener("127.0.0.1", port) as bound, whole:
             access = AccessRules("127.0.0.1", token, farm.visitors() if farm else None)
-            server = server_of(create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm))
+            path = Path(folder) / "index.sqlite"
+            server = server_of(create_app(folders, path, indexer.progress, access, farm, history_folder=history))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
             thread.start()
             try:

@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 
+from hil.controller.storage.history.database import FILE as HISTORY_FILE
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
@@ -19,7 +20,9 @@ from hil.controller.web.text.requests import is_saved
 
 # Links in the header of all pages, in order.
 NAVIGATION = (("/", "Sessions"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
-# Additional links for a server with a farm.
+# Additional links, if the server has a history, a stored gate, or a farm.
+SERIES_NAVIGATION = (("/series", "Series"),)
+GATE_NAVIGATION = (("/gates", "Gates"),)
 FARM_NAVIGATION = (("/boards", "Boards"), ("/queue", "Queue"))
 
 
@@ -32,11 +35,19 @@ class WebSite:
     progress: IndexProgress
     templates: Environment
     farm: FarmLink | None = None
+    history: Path | None = None  # directory of the history, which may not exist yet
+
+    @property
+    def has_history(self) -> bool:
+        """Whether the history exists."""
+        return self.history is not None and (self.history / HISTORY_FILE).is_file()
 
     def page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """Render a template. An htmx request with ``HX-Target`` gets only that block."""
         part = request.headers.get("hx-target", "")
         common: dict[str, Any] = {"path": request.url.path, "query": str(request.url.query), "navigation": NAVIGATION}
+        common["navigation"] += SERIES_NAVIGATION if self.has_history else ()
+        common["navigation"] += GATE_NAVIGATION if self.reader.has_kind("gate") else ()
         common["navigation"] += FARM_NAVIGATION if self.farm else ()
         saved = is_saved(request)
         common |= {"progress": self.progress, "saved": saved, "now": time.time()}

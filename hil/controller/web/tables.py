@@ -1,22 +1,26 @@
-"""Tables with specific columns for bisections, studies, benches and matrices."""
+"""Tables with specific columns for bisections, studies, benches, gates and matrices."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.storage.outcomes import ABSENT, NOT_RUN
+from hil.controller.records.gate import GateRecord, GateSide, GateVerdictName
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
 from hil.controller.web.readers.fields import mapping, mappings
+from hil.controller.web.readers.gates import COMMIT_DIGITS
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.numbers import spent
+from hil.controller.workloads.gate.reports import list_details
+from hil.controller.workloads.history.tables import describe_key
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
 
 # Maximum table rows on a page, and maximum results of a matrix.
@@ -25,18 +29,29 @@ ROWS, _RESULTS = 500, 50_000
 
 @dataclass(frozen=True)
 class TableCell:
-    """Table cell: text, a formatted number, an outcome, or a combination. May link to a case."""
+    """Table cell: text, a formatted number, an outcome, or a combination. May link to a case, session or series."""
 
     text: str = ""
     outcome: str = ""
     case: str = ""  # name of the linked case
-    session: str = ""  # query of the case's session, if it differs from the table's session
+    session: str = ""  # query of the linked session, or of the case's session if it differs from the table's session
+    series: str = ""  # ID of the linked series of the history
+    kind: str = ""  # colour of the text: a kind of outcomes
     value: float | None = None  # number before rounding
     unit: str = ""  # unit of the value, if the column name has none
 
-    def link_to_case(self, session: str) -> str:
-        """Return the URL of the cell's case. ``session`` is the URL query that selects the table's session."""
-        return f"/case?{self.session or session}&{urlencode({'case': self.case})}"
+    def make_link(self, session: str, series: Container[str]) -> str:
+        """Return the URL of the cell's case, session or series, or "".
+
+        Args:
+            session: query that selects the table's session.
+            series: IDs of the series with a page.
+        """
+        if self.series:
+            return f"/series?{urlencode({'id': self.series})}" if self.series in series else ""
+        if self.case:
+            return f"/case?{self.session or session}&{urlencode({'case': self.case})}"
+        return f"/session?{self.session}" if self.session else ""
 
 
 @dataclass(frozen=True)
@@ -206,6 +221,56 @@ def matrix_rows(
             filled.append(cells.get(name, other))
         rows.append(MatrixRow(case, "", "", "", tuple(filled)))
     return rows, every - len(rows)
+
+
+# Verdict of a gate -> kind of outcomes.
+_VERDICT_KINDS: Mapping[GateVerdictName, str] = {
+    "broken": "fail",
+    "regressed": "fail",
+    "toolchain": "error",
+    "undecided": "unfinished",
+    "board fault": "board",
+    "improved": "pass",
+    "no change": "pass",
+    "new": "quiet",
+}
+
+
+def gate_table(record: GateRecord, runs: Mapping[str, str], most: int = ROWS) -> SessionTable:
+    """Return a gate's verdicts, most serious first.
+
+    Args:
+        runs: query of the session per run ID, for the runs that pages can show.
+    """
+    rows = []
+    for one in record.verdicts:
+        bounds = f"{one.interval.low:.3f} to {one.interval.high:.3f}" if one.interval is not None else ""
+        ratio = TableCell("" if one.ratio is None else f"{one.ratio:.3f}", value=one.ratio)
+        rows.append(
+            [
+                TableCell(one.verdict, kind=_VERDICT_KINDS[one.verdict]),
+                TableCell(text(describe_key(one.key)), series=one.series),
+                *(ratio, TableCell(bounds), TableCell(str(one.rounds or ""))),
+                TableCell(text("; ".join((one.reason, *list_details(one))))),
+                *_gate_side_cells(one.old, runs),
+                *_gate_side_cells(one.new, runs),
+            ]
+        )
+    columns = [("Verdict", False), ("Series", False), ("Ratio", True), ("Its interval", True), ("Rounds", True)]
+    columns.append(("Reason", False))
+    for side in ("Baseline", "New"):
+        columns += [(side, False), (f"{side} run", False), (f"{side} median", True)]
+    return _make_table("Verdicts", columns, rows, most)
+
+
+def _gate_side_cells(side: GateSide | None, runs: Mapping[str, str]) -> list[TableCell]:
+    if side is None:
+        return [TableCell()] * 3
+    return [
+        TableCell(text(side.commit)[:COMMIT_DIGITS]),
+        TableCell(text(side.run), session=runs.get(side.run, "")),
+        TableCell(outcome=text(side.outcome)) if is_failing(side.outcome) else _time_cell(side.p50_ns),
+    ]
 
 
 def _number_cell(value: Any) -> TableCell:

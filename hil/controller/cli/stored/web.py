@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import threading
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import FILE, FOLDER
-from hil.errors import UsageError
+from hil.controller.cli.screen import say
+from hil.errors import HilError, UsageError
 
 
 @group(invoke_without_command=True, epilog="Example: hil web --runs hil-runs --runs hil-suites")
@@ -42,6 +44,13 @@ from hil.errors import UsageError
     "--published", type=FOLDER, metavar="DIR", help="Directory for published sessions (default: RUNS/published)."
 )
 @click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="Size limit of published sessions.")
+@click.option(
+    "--history",
+    "place",
+    type=FOLDER,
+    metavar="DIR",
+    help="Directory of the history (default: [history] in hil.toml of --runs, or hil-runs/history).",
+)
 @click.pass_context
 def web(
     context: click.Context,
@@ -52,8 +61,9 @@ def web(
     farm: str,
     published: Path | None,
     published_gb: float,
+    place: Path | None,
 ) -> None:
-    """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, tensors, graphs, traces.
+    """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, gates, tensors, graphs, traces.
 
     Sends no data to other servers, and pages load nothing from other servers. --farm adds boards and the queue. Users
     with the printed address then have all permissions of the farm token.
@@ -102,7 +112,32 @@ def web(
     if farm and farm != "local":
         where()  # report missing connection settings immediately
     access = AccessRules(host, token or made)
-    serve(roots, access, port, listening=listening, farm=where if farm else None, farm_name=name, published=store)
+    history = place or _find_history(roots)
+    link = where if farm else None
+    serve(roots, access, port, listening=listening, farm=link, farm_name=name, published=store, history=history)
+
+
+def _find_history(roots: Sequence[Path]) -> Path | None:
+    """Return the history of the first served directory that has one, or where the first history would be.
+
+    A history outside of the served directory needs trust. Without it, hil reports the error and shows no history.
+    """
+    from hil.controller.pipeline.settings.project import find_history, find_project
+    from hil.controller.storage.history import DEFAULT_PATH
+    from hil.controller.storage.history.database import FILE
+
+    found: list[Path] = []
+    for root in roots:
+        try:
+            if find_project(root):
+                found.append(find_history(root).path)
+                continue
+            # The served directory may also be hil-runs.
+            places = (root / DEFAULT_PATH, root / DEFAULT_PATH.name)
+            found += [one for one in places if one.resolve().is_relative_to(root.resolve())]
+        except (HilError, OSError, RuntimeError) as error:
+            say(f"hil: history not shown: {error}")
+    return next((one for one in found if (one / FILE).is_file()), next(iter(found), None))
 
 
 @web.command(epilog="Example: hil web diff actual.npy expected.npy")

@@ -27,7 +27,7 @@ from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 9
+VERSION = 10
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -45,6 +45,7 @@ create table sessions (
     stamp text, read_bytes integer, damaged integer,
     unique (root, id));
 create index sessions_by_created on sessions (created);
+create index sessions_by_kind on sessions (kind);
 create table words (key integer primary key, word text unique);
 create table cases (
     session integer, name integer, number integer, model integer, op integer, flow integer, runtime integer,
@@ -458,6 +459,14 @@ class IndexReader:
         finally:
             if database is getattr(self._local, "database", None):
                 database.rollback()
+
+    def has_kind(self, kind: str) -> bool:
+        """Return True if the index has a session of a kind. Return False if the index is missing or damaged."""
+        try:
+            query = "select exists (select 1 from sessions where kind = ?)"
+            return bool(self._thread_connection().execute(query, (kind,)).fetchone()[0])
+        except sqlite3.Error:
+            return False
 
     def _thread_connection(self) -> sqlite3.Connection:
         """Return this thread's connection. Reconnect if the index was replaced."""

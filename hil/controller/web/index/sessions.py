@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +188,19 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
             f"session {session_id!r} not found", hint="the session may be deleted; see the list of sessions"
         )
     return _make_session(row)
+
+
+def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, str]:
+    """Return the query of the session of each run, without the runs that are not indexed.
+
+    Args:
+        runs: IDs of runs, which are also the names of their directories.
+    """
+    found: dict[str, str] = {}
+    for session_id, root in database.execute("select id, root from sessions order by root desc") if runs else ():
+        if (name := session_id.rpartition("/")[2]) in runs:
+            found[name] = link_of(session_id, root)
+    return found
 
 
 _CASE_ORDERS = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import how_to_show, named_profiles
 from hil.controller.web.session.records import read_detail
@@ -38,7 +39,17 @@ def session(request: Request) -> Response:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         cases = sessions.list_cases(database, one, wanted, rows_of(request, sessions.PAGE_ROWS))
         view, baseline = view_session(database, one, rows_of(request, ROWS)), baseline_of(database, one)
-    return site.page(request, "session.html", session=one, asked=wanted, found=cases, view=view, baseline=baseline)
+    known = list_series_ids(site.history) if one.kind == "gate" else frozenset()
+    return site.page(
+        request,
+        "session.html",
+        session=one,
+        asked=wanted,
+        found=cases,
+        view=view,
+        baseline=baseline,
+        known_series=known,
+    )
 
 
 @router.get("/case")

@@ -13,6 +13,7 @@ from typing import Any
 from hil.controller.storage.runs import MATRIX, RECORD
 from hil.controller.web.readers.analyses import read_bisect, read_study
 from hil.controller.web.readers.fields import read_document
+from hil.controller.web.readers.gates import read_gate
 from hil.controller.web.readers.matrices import read_matrix
 from hil.controller.web.readers.runs import read_bench, read_run
 from hil.controller.web.readers.suites import read_lines, read_suite
@@ -22,9 +23,9 @@ from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import FILE as TRACE
 
-__all__ = ["BENCH", "BISECT", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
+__all__ = ["BENCH", "BISECT", "GATE", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
 
-BENCH, BISECT, STUDY = "bench.json", "bisect.json", "study.json"
+BENCH, BISECT, GATE, STUDY = "bench.json", "bisect.json", "gate.json", "study.json"
 # A directory with one of these files is a session. The first match determines the kind.
 RECORDS = {
     MATRIX: "matrix",
@@ -32,6 +33,7 @@ RECORDS = {
     BENCH: "bench",
     BISECT: "bisect",
     STUDY: "study",
+    GATE: "gate",
     RECORD: "run",
     TRACE: "trace",
 }
@@ -61,6 +63,8 @@ def _read_record(
     kind = RECORDS[record]
     if kind == "matrix":
         return read_matrix(session_id, folder, document), []
+    if kind == "gate":
+        return read_gate(session_id, folder, document), []
     if kind == "suite":
         return read_suite(session_id, document), []
     if kind == "bisect":

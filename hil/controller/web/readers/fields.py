@@ -12,10 +12,14 @@ from hil.compare.stats import STATISTICS, Statistic
 from hil.controller.web.text.entries import NAMES, OutputEntry, real, text, texts, whole
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 # Records are read into memory. A larger record is reported as damaged.
 MOST_BYTES = 32 << 20
+_OUTCOMES: Mapping[int, str] = {
+    one.exit_code: one.value for one in (Outcome.PASS, Outcome.FAIL, Outcome.RUN_ERROR, Outcome.BOARD_LOST)
+}
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
@@ -67,6 +71,11 @@ def common(document: Mapping[str, Any]) -> dict[str, Any]:
         "branch": text(origin.get("branch")),
         "commit": text(origin.get("commit")),
     }
+
+
+def outcome_of_exit(code: int) -> str:
+    """Return an outcome with an exit code, for a session without a recorded outcome; "" for other codes."""
+    return _OUTCOMES.get(code, "")
 
 
 def times(timings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import RECORD, safe_name
-from hil.controller.web.readers.fields import common, mapping, mappings, read_document
+from hil.controller.web.readers.fields import common, mapping, mappings, outcome_of_exit, read_document
 from hil.controller.web.text.entries import SessionEntry, text, texts, whole
 from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
-from hil.core.results import Outcome, gravest
-
-# Outcome by exit code, for a matrix without a recorded outcome.
-_WORDS = {one.exit_code: one.value for one in (Outcome.PASS, Outcome.FAIL, Outcome.RUN_ERROR, Outcome.BOARD_LOST)}
+from hil.core.results import gravest
 
 
 def targets_of(document: Mapping[str, Any]) -> list[str]:
@@ -31,7 +28,7 @@ def read_matrix(session_id: str, folder: Path, document: Mapping[str, Any]) -> S
     if "outcome" not in document:  # the user combined existing sessions into a matrix
         codes = [code for name in targets if (code := _exit_code(folder / name)) is not None]
         known["exit_code"] = gravest(codes) if codes else None
-        outcome = _WORDS.get(known["exit_code"] or 0, "") if codes else ""
+        outcome = outcome_of_exit(known["exit_code"] or 0) if codes else ""
     errors = [mapping(one.get("error")) for one in mappings(document.get("targets"))]
     worse = next((text(one.get("outcome")) for one in errors if one.get("outcome")), "")
     title = text(document.get("title")) or said(folder.name)

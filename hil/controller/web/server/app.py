@@ -19,7 +19,19 @@ from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
-from hil.controller.web.pages import compare, events, files, graph, history, publish, sessions, share, tensors
+from hil.controller.web.pages import (
+    compare,
+    events,
+    files,
+    gates,
+    graph,
+    history,
+    publish,
+    series,
+    sessions,
+    share,
+    tensors,
+)
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
 from hil.controller.web.pages.traces import perfetto, traces
@@ -32,6 +44,8 @@ PAGES = (
     sessions,
     compare,
     history,
+    series,
+    gates,
     files,
     events,
     share,
@@ -57,14 +71,16 @@ def create_app(
     access: AccessRules,
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
+    history_folder: Path | None = None,
 ) -> FastAPI:
     """Create the application for runs directories and their index. A separate process updates the index.
 
     Args:
         published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
+        history_folder: directory of the history, which may not exist yet; None shows no series.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm)
+    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm, history_folder)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first

@@ -56,6 +56,7 @@ def serve(
     farm: Callable[[], FarmAddress] | None = None,
     farm_name: str = "",
     published: PublishedStore | None = None,
+    history: Path | None = None,
 ) -> None:
     """Serve pages for runs directories until Ctrl-C.
 
@@ -65,6 +66,7 @@ def serve(
         listening: called with the URL after the socket is bound.
         farm: returns the address of a farm with boards, queue and results to show.
         farm_name: name of the farm.
+        history: directory of the history, which may not exist yet; None shows no series.
 
     Raises:
         UsageError: the address is not available.
@@ -83,7 +85,7 @@ def serve(
         path = index_path(folders)
         bound = stack.enter_context(listener(access.host, port))
         indexer = stack.enter_context(IndexProcess(path, folders))
-        app = create_app(folders, path, indexer.progress, access, link, published)
+        app = create_app(folders, path, indexer.progress, access, link, published, history)
         server = server_of(app, owns_process=True)
         # Exclude existing objects from garbage collection, which would delay requests.
         gc.freeze()

@@ -11,12 +11,21 @@ from typing import Any
 
 from hil.controller.storage.runs import MATRIX, RECORD
 from hil.controller.web.files.kept import KeptFile, logs_below, own_files
-from hil.controller.web.index.sessions import IndexedSession, find_session
-from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
+from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs
+from hil.controller.web.readers import BENCH, BISECT, GATE, STUDY, TRACE
 from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
+from hil.controller.web.readers.gates import parse_gate
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.traces import comparison_of
-from hil.controller.web.tables import ROWS, SessionTable, bench_table, bisect_table, matrix_table, study_table
+from hil.controller.web.tables import (
+    ROWS,
+    SessionTable,
+    bench_table,
+    bisect_table,
+    gate_table,
+    matrix_table,
+    study_table,
+)
 from hil.controller.web.text.entries import text
 from hil.controller.web.text.names import command_text
 from hil.controller.workloads.suites.store import HEAD
@@ -30,6 +39,7 @@ _RECORDS = {
     "bench": BENCH,
     "bisect": BISECT,
     "study": STUDY,
+    "gate": GATE,
     "matrix": MATRIX,
     "trace": TRACE,
 }
@@ -90,8 +100,19 @@ def _make_table(
 ) -> SessionTable | None:
     if session.kind == "matrix":
         return matrix_table(database, document, children, most)
+    if session.kind == "gate":
+        return _make_gate_table(database, document, most)
     tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table}
     return tables[session.kind](document, most) if document and session.kind in tables else None
+
+
+def _make_gate_table(database: sqlite3.Connection, document: Mapping[str, Any], most: int) -> SessionTable | None:
+    try:
+        record = parse_gate(document)
+    except UsageError:
+        return None
+    sides = [side for one in record.verdicts for side in (one.old, one.new) if side is not None]
+    return gate_table(record, link_runs(database, {side.run for side in sides}), most)
 
 
 def _find_children(
@@ -146,6 +167,9 @@ def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str
         return text(document.get("command"))
     if session.kind == "run" and not text(document.get("command")):
         return command_text(["hil", "run", "--resume", session.folder])
+    if session.kind == "gate":
+        build = document.get("bisect")
+        return command_text(["hil", "gate", "--resume", session.folder, *(["--bisect", text(build)] if build else [])])
     if session.kind == "study" and session.command:
         return f"{session.command} --resume"
     return ""
@@ -157,6 +181,9 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
         notes += [text(document.get("verdict")), *map(text, listed(document.get("notes"))[:_NAMED])]
     if session.kind == "suite":
         notes += [f"Left out: {text(one)}" for one in listed(document.get("left_out"))[:_NAMED]]
+    if session.kind == "gate":
+        missing = (mapping(one) for one in listed(document.get("unmeasured"))[:_NAMED])
+        notes += [f"Not measured at this commit: {text(one.get('model'))} {text(one.get('case'))}" for one in missing]
     if session.kind == "matrix":
         errors = ((one.get("name"), mapping(one.get("error"))) for one in mappings(document.get("targets")))
         notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]

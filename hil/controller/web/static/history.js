@@ -30,6 +30,8 @@ function drawHistory(place) {
   const ends = [first - beside, last + beside];
   // The axis of a percentage ends at 100. By default, uPlot extends an axis with only the value 100 to 200.
   const share = (_, least) => [Math.max(0, Math.floor((least ?? 0) - Math.max(1, (100 - (least ?? 0)) / 10))), 100];
+  const hidden = (label) => ({ label, stroke: "transparent", points: { show: false }, paths: () => null, value });
+  const bars = data.bars ?? [];
   const options = {
     cursor: { drag: { x: false, y: false } },
     width: place.clientWidth,
@@ -41,21 +43,23 @@ function drawHistory(place) {
       { stroke: colour("--text"), grid, size: 80, values: (_, ticks) => ticks.map((number) => inUnit(number, data.unit)) },
     ],
     series: [
-      { label: "at", value: (_, x) => shownX(x) },
+      { label: "at", value: (_, x, __, index) => `${shownX(x)} ${data.names?.[index] ?? ""}`.trim() },
       { label: "sample", ...dots(colour("--link"), colour("--link")) },
       { label: "not judged", ...dots(colour("--quiet"), colour("--ground")) },
       { label: "median", stroke: colour("--text"), width: 2, points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
       { label: "noise from", stroke: "transparent", points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
       { label: "to", stroke: "transparent", points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
+      ...bars.map((_, end) => hidden(end ? "interval to" : "interval from")),
     ],
     bands: [{ series: [5, 4], fill: `${colour("--link")}26` }],
     hooks: { draw: [(chart) => drawMarks(chart, data, colour)] },
   };
-  const chart = new uPlot(options, [data.x, data.values, data.others, data.median, data.low, data.high], place);
+  const chart = new uPlot(options, [data.x, data.values, data.others, data.median, data.low, data.high, ...bars], place);
   new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
 }
 
-// Draw changes as dashed lines, remarks as triangles, and outcomes as a strip below the axis.
+// Draw changes as dashed lines, remarks as triangles, intervals as bars, confirmed runs as rings, and outcomes as a strip
+// below the axis.
 function drawMarks(chart, data, colour) {
   const { ctx, bbox } = chart;
   const scale = devicePixelRatio;
@@ -79,6 +83,26 @@ function drawMarks(chart, data, colour) {
     ctx.lineTo(x + size, bbox.top);
     ctx.lineTo(x, bbox.top + 1.5 * size);
     ctx.fill();
+  }
+  const height = (number) => chart.valToPos(number, "y", true);
+  const [lows, highs] = data.bars ?? [[], []];
+  ctx.strokeStyle = colour("--link");
+  ctx.lineWidth = scale;
+  lows.forEach((low, index) => {
+    if (low === null) return;
+    ctx.beginPath();
+    ctx.moveTo(at(index), height(low));
+    ctx.lineTo(at(index), height(highs[index]));
+    ctx.stroke();
+  });
+  ctx.strokeStyle = colour("--pass");
+  ctx.lineWidth = 2 * scale;
+  for (const index of data.confirmed ?? []) {
+    const number = data.values[index] ?? data.others[index];
+    if (number === null) continue;
+    ctx.beginPath();
+    ctx.arc(at(index), height(number), 7 * scale, 0, 2 * Math.PI);
+    ctx.stroke();
   }
   const wide = Math.max(2 * scale, Math.min(8 * scale, bbox.width / Math.max(data.x.length, 1) - scale));
   const top = ctx.canvas.height - STRIP * scale;

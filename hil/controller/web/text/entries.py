@@ -64,10 +64,10 @@ class CaseEntry:
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """Stored session: a run, a suite run, a bench, a bisection, a study, a trace, or a matrix of sessions."""
+    """Stored session: a run, a suite run, a bench, a bisection, a study, a gate, a trace, or a matrix of sessions."""
 
     id: str  # directory relative to the runs directory
-    kind: str  # run, suite, bench, bisect, study, trace, matrix; "damaged" if the record is unreadable
+    kind: str  # run, suite, bench, bisect, study, gate, trace, matrix; "damaged" if the record is unreadable
     title: str
     created: float | None = None  # seconds since the epoch
     finished: bool = True

@@ -28,6 +28,7 @@ SESSIONS = """
     /share /events /api/there /api/graph /api/tensors/cell /static /perfetto/ /perfetto/ui/{name:path} /perfetto/trace
     /sessions.csv /session.csv /session/table.csv /session/targets.csv /case.csv /compare.csv /tensors.csv /graph.csv
     /case/positions.csv
+    /series /series.csv /gates
     /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
 """
 # Available only with a farm.

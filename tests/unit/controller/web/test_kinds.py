@@ -25,6 +25,9 @@ _ROW = {"experiment": "mnist", "toolchain": "iree", "outcome": "PASS", "stages":
 _SIDE = {"name": "net", "label": "A", "model": "net.onnx", "outcome": "PASS", "times": {"p50_ns": 1.5e6}}
 _SUITE = {"schema": 1, "suite": "models", "flow": "iree", "ids": ["net"], "started": 1.7e9, "finished": 1.7e9 + 9}
 _TRACE = {"schema": 1, "module_name": "Net", "backend": "sim", "name": "main", "calls": 1, "created": 1.7e9}
+_GATE = {"schema": 1, "id": "g", "folder": "", "created": 1.7e9, "finished": True, "history": "h", "baseline": "main"}
+_GATE |= {"commit": "", "min_effect": 0.02, "budget_s": 9, "fail_on": [], "unmeasured": [], "verdicts": []}
+_GATE |= {"exit_code": 0}
 # Kind: the files of its directory, the command, the cases and a text of its page.
 KINDS: Mapping[str, tuple[dict[str, Any], str, list[str], str]] = {
     "run": (
@@ -61,6 +64,12 @@ KINDS: Mapping[str, tuple[dict[str, Any], str, list[str], str]] = {
         "hil study run mnist",
         ["mnist"],
         "mnist",
+    ),
+    "gate": (
+        {"run.json": _RUN | {"command": "hil gate --baseline main"}, "gate.json": _GATE},
+        "hil gate --baseline main",
+        [],
+        "against main",
     ),
     "matrix": (
         {

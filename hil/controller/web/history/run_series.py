@@ -1,0 +1,157 @@
+"""Series of a history with their detected changes, as `hil gate` finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.analysis.detection.changes import Change, find_changes
+from hil.controller.analysis.detection.median_ranks import rank_interval
+from hil.controller.analysis.steps import Level, levels
+from hil.controller.records.bench import Interval
+from hil.controller.records.history import HistoryEntry, SeriesSummary
+from hil.controller.storage.history.store import HistoryStore, relative_spread
+from hil.controller.storage.outcomes import is_failing
+from hil.controller.web.history.charts import plain_chart
+from hil.controller.web.index.series import flips_among
+from hil.controller.web.text.entries import gravest_kind
+from hil.controller.workloads.history.tables import describe_key
+from hil.core.cancellation import check_cancelled
+from hil.core.results import BOARD_OUTCOMES
+from hil.core.text import visible
+from hil.errors import StorageError, UsageError
+
+# Maximum entries of a series on a page.
+MOST_RUNS = 500
+_COMMIT = 9
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """An entry of a series, without samples."""
+
+    entry: HistoryEntry
+    spread: float | None  # interquartile range divided by the median
+    interval: Interval | None  # of the median, in nanoseconds; None with too few samples
+
+    @property
+    def commit(self) -> str:
+        """First digits of the commit, with a mark for uncommitted changes."""
+        return f"{self.entry.source.commit[:_COMMIT]}{'+' if self.entry.source.dirty else ''}"
+
+
+@dataclass(frozen=True)
+class RunSeries:
+    """Newest entries of a series in time order, with the changes of their times and outcomes."""
+
+    summary: SeriesSummary
+    runs: Sequence[MeasuredRun]
+    judged: Sequence[int]  # indices of the runs with comparable times
+    levels: Sequence[Level]  # levels with indices into ``judged``
+    changes: Sequence[tuple[int, Change]]  # index of the first run with a new level, and the change
+    flips: Sequence[int]  # indices of the runs that start to fail or to pass
+
+
+@contextlib.contextmanager
+def _open_history(folder: Path) -> Iterator[HistoryStore]:
+    """Open a history to read. Raises UsageError if the history is damaged or unusable."""
+    try:
+        with HistoryStore.open(folder) as store:
+            yield store
+    except StorageError as error:
+        raise UsageError(error.message, hint=error.hint) from error
+
+
+def list_series(folder: Path | None, query: str = "") -> list[SeriesSummary]:
+    """Return the series of a history whose description contains a text. A missing history has no series.
+
+    Raises UsageError if the history is damaged.
+    """
+    if folder is None:
+        return []
+    with _open_history(folder) as store:
+        found = store.series()
+    wanted = query.lower()
+    return [one for one in found if wanted in f"{one.id} {describe_key(one.key)}".lower()]
+
+
+def list_series_ids(folder: Path | None) -> frozenset[str]:
+    """Return the IDs of a history's series. A missing or damaged history has none."""
+    try:
+        return frozenset(one.id for one in list_series(folder))
+    except UsageError:
+        return frozenset()
+
+
+def read_run_series(folder: Path, name: str) -> RunSeries:
+    """Read a series and find its changes.
+
+    Args:
+        name: as for :meth:`HistoryStore.find_series`.
+
+    Raises:
+        UsageError: no series or several series match, or the history is damaged.
+    """
+    runs = []
+    with _open_history(folder) as store:
+        summary = store.find_series(name)
+        for entry in store.entries(summary.id, newest=MOST_RUNS):
+            check_cancelled()
+            samples = np.asarray(entry.samples_ns, np.float64)
+            times = rank_interval(samples) if np.isfinite(samples).all() else None
+            runs.append(MeasuredRun(entry.replace(samples_ns=[]), relative_spread(entry.samples_ns), times))
+    return judge_runs(summary, runs)
+
+
+def judge_runs(summary: SeriesSummary, runs: Sequence[MeasuredRun]) -> RunSeries:
+    """Find the levels and changes in runs in time order.
+
+    As in `hil gate`, runs with board errors and times of other clocks than the newest are not compared.
+    """
+    clock = next((one.entry.clock for one in reversed(runs) if one.entry.p50_ns is not None), None)
+    judged = [index for index, one in enumerate(runs) if _is_comparable(one.entry) and one.entry.clock == clock]
+    times = [one.entry.p50_ns or 0.0 for one in runs]
+    values = [times[index] for index in judged]
+    changes = find_changes(values)
+    known = np.array([one.entry.outcome not in ("SKIP", *BOARD_OUTCOMES) for one in runs], np.bool_)
+    fails = np.array([is_failing(one.entry.outcome) for one in runs], np.bool_)
+    return RunSeries(
+        summary,
+        runs,
+        judged,
+        levels(values, [one.index for one in changes]),
+        [(judged[one.index], one) for one in changes],
+        sorted([*flips_among(known, fails), *flips_among(known, ~fails)]),
+    )
+
+
+def _is_comparable(entry: HistoryEntry) -> bool:
+    value = entry.p50_ns
+    return value is not None and math.isfinite(value) and value > 0 and entry.outcome not in BOARD_OUTCOMES
+
+
+def chart_runs(found: RunSeries) -> dict[str, Any]:
+    """Return the chart of a series: medians with intervals, levels, changes, outcomes, notes and confirmed runs."""
+    runs = found.runs
+    chart = plain_chart(
+        "median time",
+        "ns",
+        [one.entry.created for one in runs],
+        [one.entry.p50_ns for one in runs],
+        found.judged,
+        found.levels,
+        1,
+        [gravest_kind([one.entry.outcome], finished=True) for one in runs],
+        [index for index, one in enumerate(runs) if one.entry.annotations],
+    )
+    ends = [(one.interval.low, one.interval.high) if one.interval else (None, None) for one in runs]
+    chart["bars"] = [[low for low, _ in ends], [high for _, high in ends]]
+    chart["names"] = [visible(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs]
+    chart["confirmed"] = [index for index, one in enumerate(runs) if one.entry.confirmed]
+    return chart

@@ -1,0 +1,32 @@
+"""List of stored gates. The page of a session shows the verdicts of a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.web.index import sessions
+from hil.controller.web.site import site_of
+from hil.controller.web.text.addresses import PageQuery
+from hil.controller.web.text.requests import asked, rows_of
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class GateFilter(PageQuery):
+    """Query parameters of the list of gates."""
+
+    page: int = 1
+
+
+@router.get("/gates")
+def gates(request: Request) -> Response:
+    """List the stored gates, newest first."""
+    site, wanted = site_of(request), asked(request, GateFilter)
+    every = sessions.SessionFilter(kind="gate", page=wanted.page)
+    with site.reader.reading() as database:
+        found = sessions.list_sessions(database, every, rows_of(request, sessions.PAGE_ROWS))
+    return site.page(request, "gates.html", asked=wanted, found=found)

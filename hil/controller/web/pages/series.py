@@ -1,0 +1,110 @@
+"""Series of the history of `hil history`, and a run chart of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
+from hil.controller.web.index.sessions import link_runs
+from hil.controller.web.site import WebSite, site_of
+from hil.controller.web.templating import when
+from hil.controller.web.text.addresses import PageQuery, page_at
+from hil.controller.web.text.csv_answer import csv_rows
+from hil.controller.web.text.requests import asked, rows_of
+from hil.errors import UsageError
+
+router = APIRouter()
+_ROWS = 100
+_SERIES = (
+    *("series", "kind", "model", "case", "function", "flow", "board", "runtime", "flags", "runs", "p50_ns", "outcome"),
+    *("commit", "created"),
+)
+_RUN = (
+    *("created", "commit", "branch", "p50_ns", "low_ns", "high_ns", "spread", "iterations", "outcome", "board", "run"),
+    *("confirmed", "level_begins", "notes", "reason"),
+)
+
+
+@dataclass(frozen=True)
+class SeriesFilter(PageQuery):
+    """Query parameters of the series. Without ``id``, the page lists the series."""
+
+    id: str = ""
+    q: str = ""  # text in the description of the series
+    page: int = 1
+
+
+@router.get("/series")
+def series(request: Request) -> Response:
+    """Show the run chart of a series. Without an ID, list the series of the history."""
+    site, wanted = site_of(request), asked(request, SeriesFilter)
+    if wanted.id:
+        return _render_series(site, request, wanted)
+    known, rows = list_series(site.history, wanted.q), rows_of(request, _ROWS)
+    first, pages = page_at(wanted.page, len(known), rows)
+    return site.page(
+        request,
+        "series_list.html",
+        asked=wanted,
+        history=site.history,
+        rows=known[first : first + rows],
+        found={"pages": pages, "total": len(known)},
+    )
+
+
+def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Response:
+    if site.history is None:
+        raise UsageError("no history", hint="name it: hil web --history DIR")
+    found = read_run_series(site.history, wanted.id)
+    with site.reader.reading() as database:
+        links = link_runs(database, {one.entry.run for one in found.runs})
+    rows = rows_of(request, _ROWS)
+    first, pages = page_at(wanted.page, len(found.runs), rows)
+    newest = list(reversed(list(enumerate(found.runs))))
+    return site.page(
+        request,
+        "series.html",
+        asked=wanted,
+        found=found,
+        key=found.summary.key,
+        changes=dict(found.changes),
+        chart=chart_runs(found),
+        links=links,
+        rows=newest[first : first + rows],
+        paging={"pages": pages, "total": len(found.runs)},
+    )
+
+
+@router.get("/series.csv")
+def series_csv(request: Request) -> Response:
+    """Return the series of the history, or the newest runs of a series, newest first."""
+    site, wanted = site_of(request), asked(request, SeriesFilter)
+    if not wanted.id or site.history is None:
+        rows = [
+            (
+                *(one.id, one.key.kind, one.key.model, one.key.case, one.key.function, one.key.flow, one.key.board),
+                *(one.key.runtime, " ".join(one.key.flags), one.entries, one.p50_ns, one.outcome, one.commit),
+                when(one.created),
+            )
+            for one in list_series(site.history, wanted.q)
+        ]
+        return csv_rows("series", _SERIES, rows)
+    found = read_run_series(site.history, wanted.id)
+    starts = {index for index, _ in found.changes}
+    return csv_rows(
+        f"series {found.summary.id}",
+        _RUN,
+        [
+            (
+                *(when(one.entry.created), one.commit, one.entry.source.branch, one.entry.p50_ns),
+                *((one.interval.low, one.interval.high) if one.interval else (None, None)),
+                *(one.spread, one.entry.iterations, one.entry.outcome, one.entry.board.name, one.entry.run),
+                *(one.entry.confirmed, index in starts, "; ".join(note.text for note in one.entry.annotations)),
+                one.entry.reason,
+            )
+            for index, one in reversed(list(enumerate(found.runs)))
+        ],
+    )

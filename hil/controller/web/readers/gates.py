@@ -1,0 +1,52 @@
+"""Read gates: sessions with a verdict per series of a history, but without cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.records.base import check_schema, make_record
+from hil.controller.records.gate import GateRecord
+from hil.controller.storage.runs import RECORD
+from hil.controller.web.readers.fields import common, outcome_of_exit, read_document
+from hil.controller.web.text.entries import SessionEntry, text, texts
+from hil.controller.web.text.names import said
+from hil.controller.workloads.gate.reports import describe_total
+from hil.errors import UsageError
+
+# Length of a commit in titles and tables.
+COMMIT_DIGITS = 9
+
+
+def parse_gate(document: Any) -> GateRecord:
+    """Convert the document of gate.json. Raises UsageError if it is invalid or from a newer hil."""
+    check_schema(document, Path("gate.json"))
+    return make_record(document, GateRecord)
+
+
+def read_gate(session_id: str, folder: Path, document: Mapping[str, Any]) -> SessionEntry:
+    """Read a gate. A gate has no cases, because cases belong to the judged runs."""
+    try:
+        run = read_document(folder / RECORD)
+    except (OSError, ValueError):
+        run = {}
+    known = {**common(document), "command": text(run.get("command"))}
+    try:
+        record = parse_gate(document)
+    except UsageError as error:
+        known["finished"] = True
+        reason = text(f"gate.json cannot be read: {error.message}")
+        return SessionEntry(session_id, "gate", said(folder.name), **known, error=reason)
+    commit = text(record.commit)[:COMMIT_DIGITS] or "newest measurements"
+    keys = [one.key for one in record.verdicts]
+    return SessionEntry(
+        session_id,
+        "gate",
+        text(f"{commit} against {text(record.baseline)}: {describe_total(record).partition(';')[0]}"),
+        **{**known, "commit": text(record.commit)},
+        boards=texts([one.board for one in keys]),
+        runtimes=texts([one.runtime for one in keys]),
+        models=texts([one.model for one in keys]),
+        outcome=outcome_of_exit(record.exit_code) if record.finished else "",
+    )
