@@ -151,6 +151,17 @@ def test_bench_does_not_compare_on_throttled_board(bench):
         assert side["conditions"]["events"] == side["grade"]["reasons"]
 
 
+def test_bench_shows_sustained_times_of_throttled_board(bench):
+    faults = ("--fault", "pace:seconds=0.002", "--fault", "throttle:after=2")
+    side = bench(DIGITS_CNN, *faults, "--warmup", 10, "--sustained", "4s", "--no-check")["sides"][0]
+    found = side["sustained"]
+    assert (found["requested_s"], side["grade"]["grade"]) == (3, "F")
+    assert found["throttling"]["event"].startswith("the board throttled")
+    assert 0 <= found["throttling"]["start_s"] <= 2.5
+    assert found["iterations"] == sum(window["iterations"] for window in found["windows"])
+    assert found["windows"][-2]["p50_ns"] > 3.5e6
+
+
 def test_rerun_repeats_stored_bench_and_lists_differences(bench, hil, tmp_path):
     stored = bench(DIGITS_CNN, "--fault", "pace:seconds=0.001", *SHORT)
     path = Path(stored["folder"]) / "bench.json"

@@ -61,6 +61,7 @@ class PacedBoard:
         calls: (name, warm-up, iterations) of every call.
         loads: the names, in the order of loading.
         fail_at: the call (from 1) at which ``failure`` happens; 0 is never.
+        info_at: returns the board's description at a time on its clock.
     """
 
     paces: Mapping[str, Callable[[], int]]
@@ -71,6 +72,11 @@ class PacedBoard:
     failure: BaseException = field(default_factory=RuntimeError)
     now_ns: int = 10**9
     name: str = "paced"
+    info_at: Callable[[int], Mapping[str, Any]] = lambda now_ns: {}
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        return self.info_at(self.now_ns)
 
     def load(self, artifact: Artifact, *, timeout: float, no_fallback: bool) -> PacedProgram:
         self.loads.append(artifact.main)

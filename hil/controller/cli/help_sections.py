@@ -40,6 +40,7 @@ SECTIONS = {
             "iterations",
             "warmup",
             "min_time_s",
+            "sustained_s",
             "settle_s",
             "concurrency",
             "repeat",

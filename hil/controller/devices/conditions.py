@@ -45,6 +45,11 @@ class ConditionWatch:
     def __exit__(self, *_: object) -> None:
         self._watch.__exit__()
 
+    @property
+    def samples(self) -> list[Sample]:
+        """Samples of the counters so far, in time order."""
+        return self._watch.samples
+
     def summarise(self, window_ns: tuple[int, int] | None, own_cores: float | None) -> Conditions:
         """Return the conditions so far; see :func:`summarise_conditions`."""
         return summarise_conditions(

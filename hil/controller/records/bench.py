@@ -53,6 +53,40 @@ class BenchTimes(Record, kw_only=True):
     outlier_above_ns: float
 
 
+class SustainedWindow(Record, kw_only=True):
+    """Times in a part of a sustained measurement."""
+
+    start_s: Annotated[float, note("seconds since the first measured iteration")]
+    iterations: Count
+    p10_ns: float
+    p50_ns: float
+    p90_ns: float
+    low_mhz: Annotated[float | None, note("lowest frequency of the fastest core; null if unknown")]
+    high_mhz: Annotated[float | None, note("highest frequency of the fastest core; null if unknown")]
+    high_degc: Annotated[float | None, note("highest temperature of all sensors; null if unknown")]
+
+
+class ThrottlingStart(Record, kw_only=True):
+    """Start of throttling, or of another lasting slowdown."""
+
+    start_s: Annotated[float, note("seconds since the first measured iteration, to within a batch of half a second")]
+    event: Annotated[str, note("event of the board, such as throttling; empty if only the times show the slowdown")]
+    before_ns: Annotated[float, note("median of the batches before")]
+    after_ns: Annotated[float, note("median of the batches after")]
+
+
+class SustainedTimes(Record, kw_only=True):
+    """Times over time, with --sustained."""
+
+    requested_s: float
+    measured_s: Annotated[float, note("from the first to the last measured iteration; less after Ctrl-C or an error")]
+    iterations: Annotated[Count, note("all measured iterations; `times` and samples.csv have a selection of them")]
+    first_ns: Annotated[float, note("median of the first five batches")]
+    last_ns: Annotated[float, note("median of the last tenth of the batches")]
+    throttling: Annotated[ThrottlingStart | None, note("null without throttling and without a lasting slowdown")]
+    windows: list[SustainedWindow]
+
+
 class SpeedComparison(Record, kw_only=True):
     """Comparison of the speed of B with the speed of A."""
 
@@ -149,6 +183,7 @@ class SideRecord(Record, kw_only=True):
     times: Annotated[BenchTimes | None, note("null, like the histogram, if nothing was measured")]
     histogram: TimeHistogram | None
     course_ns: Annotated[list[float], note("medians during the measurement, in time order")]
+    sustained: Annotated[SustainedTimes | None, note("null without --sustained")] = None
     iterations_per_s: Annotated[float, note("of all concurrent copies")]
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None

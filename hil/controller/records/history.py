@@ -27,7 +27,7 @@ class SeriesKey(Record, kw_only=True):
     board: Annotated[str, note("empty if the case never reached a board")]
     runtime: Annotated[str, note("empty if unknown")]
     flow: Annotated[str, note("of a suite, or empty")] = ""
-    flags: Annotated[tuple[str, ...], note("flags that the user set: compiler flags, sizes, concurrency")] = ()
+    flags: Annotated[tuple[str, ...], note("flags that the user set: compiler flags, sizes, concurrency, time")] = ()
 
 
 class SourceState(Record, kw_only=True):

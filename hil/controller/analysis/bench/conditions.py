@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from hil.controller.analysis.bench.measure import BenchSide
+from hil.controller.analysis.bench.sustained import select_counters
 from hil.controller.devices.conditions import ConditionWatch
 from hil.controller.devices.settling import settle_board
 from hil.controller.records.bench import SideRecord
@@ -36,6 +37,7 @@ def watch_conditions(sides: Sequence[BenchSide], copies: int) -> Iterator[None]:
                 found = _summarise(group, watch, copies)
                 for side in group:
                     side.conditions = found
+                    side.counters = select_counters(watch.samples) if side.summaries else ()
 
 
 def _group_by_board(sides: Sequence[BenchSide]) -> list[list[BenchSide]]:

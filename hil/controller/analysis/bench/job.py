@@ -45,6 +45,8 @@ from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
 
 _COPIES_MOST = 32
+# Range of --sustained. A longer measurement would need too much memory.
+_SUSTAINED_LEAST_S, _SUSTAINED_MOST_S = 1, 24 * 3600
 
 
 def run_bench(bench: BenchJob, *, screen: Progress) -> BenchRecord:
@@ -81,6 +83,8 @@ def _check_settings(bench: BenchJob) -> None:
         )
     if not bench.min_time_s > 0:
         raise UsageError(f"invalid --min-time {bench.min_time_s:g}: expected more than 0 seconds")
+    if bench.sustained_s is not None:
+        _check_sustained(bench, bench.sustained_s, two=two)
     if bench.settle_s is not None:
         checked("--settle", bench.settle_s, SECONDS)
     if (out := bench.benchmark_out) is not None:
@@ -101,6 +105,22 @@ def _check_settings(bench: BenchJob) -> None:
         raise UsageError(f"--generate does not support {option}", hint="hil bench MODEL MODEL_B --generate SPEC")
     if bench.fail_if_slower is not None and not two:
         raise UsageError("--fail-if-slower requires a comparison", hint="add a second MODEL or --against RUN")
+
+
+def _check_sustained(bench: BenchJob, sustained_s: float, *, two: bool) -> None:
+    """Raise UsageError for invalid settings of a sustained measurement."""
+    if not _SUSTAINED_LEAST_S <= sustained_s <= _SUSTAINED_MOST_S:
+        raise UsageError(
+            f"invalid --sustained {sustained_s:g}s: expected {_SUSTAINED_LEAST_S} s to {_SUSTAINED_MOST_S // 3600} h"
+        )
+    others = {
+        "a second program": two,
+        "--iterations": bench.iterations is not None,
+        "--concurrency": bench.concurrency > 1,
+        "--generate": bench.job.generate is not None,
+    }
+    if unsupported := [name for name, is_given in others.items() if is_given]:
+        raise UsageError(f"--sustained does not support {unsupported[0]}", hint="hil bench MODEL --sustained 30m")
 
 
 class _BenchRun:

@@ -22,7 +22,15 @@ from hil.controller.analysis.bench.stats import (
     is_precise,
     round_log_ratios,
 )
+from hil.controller.analysis.bench.sustained import (
+    BatchSummary,
+    find_stride,
+    measure_elapsed,
+    summarise_batch,
+    thin_batch,
+)
 from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.health import changed
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import check_generation, steps_arguments
 from hil.controller.records.bench import SpeedComparison
@@ -31,6 +39,7 @@ from hil.core import clock
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
 from hil.core.steps import StepCall
+from hil.core.timeline import Sample
 from hil.errors import HilError, RunFailed, UsageError
 
 # Number of rounds in a comparison. Fewer rounds make the interval wide, more rounds cost loading time.
@@ -42,6 +51,10 @@ _BATCHES = 20
 _BATCHES_LEAST = 5
 # Maximum batch length, for responsive Ctrl-C and progress, and for regular checks of the board's clock.
 _BATCH_MOST_S = 0.5
+# Minimum number of batches of a sustained measurement.
+_SUSTAINED_BATCHES = 40
+# A sustained measurement takes at most this many times as long by the host's clock.
+_STOPPED_CLOCK = 2
 # Turns are short, so that other load on the machine affects both sides equally.
 _TURN_S = 0.02
 # If the ratio is not yet known to within the smallest effect, a comparison may take this many times as long.
@@ -79,6 +92,9 @@ class BenchSide:
     repetition: Repetition | None = None
     settling: Settling | None = None  # the wait for a steady board, with --settle
     conditions: Conditions | None = None  # of the board; None before the end of the measurement
+    # With --sustained: statistics of each batch, where ``batches`` has a selection of its iterations.
+    summaries: list[BatchSummary] = field(default_factory=list)
+    counters: Sequence[Sample] = ()  # with --sustained: frequencies and temperatures; empty before the end
 
     def __post_init__(self) -> None:
         """Copy the results of the case's first run, if any."""
@@ -100,7 +116,9 @@ def measure(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: rand
     The function stores results in the sides and passes them to ``keep``, even if an error ends the measurement. The
     error becomes the outcome of the side's case. ``order`` decides which side is first.
     """
-    if len(sides) == 1:
+    if bench.sustained_s is not None:
+        _measure_sustained(sides[0], bench, bench.sustained_s, keep)
+    elif len(sides) == 1:
         _measure_one(sides[0], bench, keep)
     else:
         _measure_turns(sides, bench, keep, order)
@@ -125,6 +143,28 @@ def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
             spent_ns = sum(int(batch.duration_ns.sum()) for batch in side.batches) / len(meters)
             if bench.iterations is None and number >= _BATCHES_LEAST and spent_ns >= bench.min_time_s * 1e9:
                 break
+
+
+def _measure_sustained(side: BenchSide, bench: BenchJob, sustained_s: float, keep: Keep) -> None:
+    """Measure a side without pauses for ``sustained_s`` seconds."""
+    with _Meter(side) as meter:
+        each_s = meter.calibrate(bench)
+        stride = find_stride(sustained_s, each_s)
+        batch_s = min(_BATCH_MOST_S, sustained_s / _SUSTAINED_BATCHES)
+        meter.warm()
+        begun, elapsed_s = clock.now_ns(), 0.0
+        while elapsed_s < sustained_s:
+            size = min(max(round(min(batch_s, sustained_s - elapsed_s) / each_s), 1), _ITERATIONS_MOST)
+            before = side.board.info
+            batch = meter.batch(size)
+            summary, thinned = summarise_batch(batch, changed(before, side.board.info)), thin_batch(batch, stride)
+            side.summaries.append(summary)
+            side.batches.append(thinned)
+            # If the board's clock stops, the host's clock ends the measurement.
+            elapsed_s = max(measure_elapsed(side.summaries), (clock.now_ns() - begun) / 1e9 / _STOPPED_CLOCK)
+            keep(side, thinned, min(elapsed_s / sustained_s, 1.0))
+            # Throttled iterations take longer.
+            each_s = max(summary.end_ns - summary.start_ns, 1) / size / 1e9
 
 
 def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:

@@ -41,7 +41,8 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
         raise UsageError(f"bench {stored.id} measured nothing", hint="choose a bench with measurements")
     repeated = BenchJob(
         replace(job, models=()),
-        iterations=max(old.times.iterations // bench.concurrency, 1),
+        iterations=None if old.sustained else max(old.times.iterations // bench.concurrency, 1),
+        sustained_s=old.sustained.requested_s if old.sustained else None,
         warmup=old.warmup,
         concurrency=bench.concurrency,
         against=str(stored.folder),

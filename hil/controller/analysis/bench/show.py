@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hil.controller.pipeline.records.print_generation import describe_times
-from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison
+from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison, SustainedTimes
 from hil.controller.records.conditions import ConditionReading, Conditions, Settling
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import seconds, show, table, together, units
@@ -119,11 +119,23 @@ def _format_histogram(side: SideRecord) -> str:
 
 
 def _format_course(side: SideRecord, times: BenchTimes) -> str:
+    if side.sustained:
+        return bars([window.p50_ns for window in side.sustained.windows])
     drift = times.drift
     text = "" if drift is None else "no drift"
     if drift and drift.marked:
         text = f"DRIFT: {abs(drift.change):.1%} {'slower' if drift.change > 0 else 'faster'} by the end"
     return f"{bars(side.course_ns)} {text}".strip()
+
+
+def format_sustained(found: SustainedTimes) -> str:
+    """Return when throttling begins: ``throttles after 12.3 s: 2.1 ms to 4.2 ms (EVENT)``."""
+    start = found.throttling
+    if start is None:
+        change = f"{time_text(found.first_ns)} to {time_text(found.last_ns)}"
+        return f"steady for {together(seconds(found.measured_s))}: {change}"
+    change = f"{together(seconds(start.start_s))}: {time_text(start.before_ns)} to {time_text(start.after_ns)}"
+    return f"throttles after {change} ({start.event})" if start.event else f"slower after {change}"
 
 
 def _format_outliers(_: SideRecord, times: BenchTimes) -> str:
@@ -176,6 +188,7 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("mean, stdev", _format_times("mean", "stdev")),
     ("spread to p99", _format_histogram),
     ("course", _if_measured(_format_course)),
+    ("sustained", lambda side: format_sustained(side.sustained) if side.sustained else ""),
     ("outliers", _if_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
     ("grade", lambda side: _GRADES[side.grade.grade] if side.grade else ""),

@@ -54,6 +54,7 @@ class BenchJob:
     min_effect: float = DEFAULT_EFFECT  # the smallest relative difference to report
     fail_if_slower: float | None = None  # maximum relative slowdown of B against A; None allows any
     benchmark_out: Path | None = None
+    sustained_s: float | None = None  # length of a sustained measurement, in seconds; None measures for min_time_s
     settle_s: float | None = None  # maximum wait for a steady board, in seconds; None does not wait
 
 

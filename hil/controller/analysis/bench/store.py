@@ -24,6 +24,7 @@ from hil.controller.analysis.bench.conditions import list_incomparable
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides
 from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
+from hil.controller.analysis.bench.sustained import summarise_sustained
 from hil.controller.devices.grading import grade_measurement
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.next_steps import hint_for_case
@@ -38,6 +39,7 @@ from hil.controller.records.bench import (
     SideRecord,
     SideTimings,
     SpeedComparison,
+    SustainedTimes,
     TimeHistogram,
 )
 from hil.controller.records.run import StoredProvenance, StoredRepetition
@@ -214,6 +216,13 @@ def _record_side(
     starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
     measured = result or case.result
     provenance = make_record(measured.provenance, StoredProvenance) if measured else None
+    sustained = None
+    if side and bench.sustained_s is not None:
+        sustained = summarise_sustained(
+            side.summaries, side.batches, side.counters, requested_s=bench.sustained_s, min_effect=bench.min_effect
+        )
+    if sustained is not None:
+        rate = sustained.iterations / max(sustained.measured_s, 1e-9)
     times = summarise(starts, durations, drift_share=bench.min_effect) if durations.size else None
     return SideRecord(
         label=label,
@@ -240,13 +249,14 @@ def _record_side(
             load_s=timings.load_s,
             first_run_s=side.first_run_ns / 1e9 if side and side.first_run_ns is not None else None,
             warmup_s=side.warmup_s if side and side.loads else None,
-            steady_s=float(durations.sum()) / 1e9 if durations.size else None,
+            steady_s=_measure_steady(durations, sustained),
             fetch_s=timings.fetch_s,
         ),
         compiled_from_cache=bool(artifact and artifact.cached),
         times=times,
         histogram=_build_histogram(durations) if durations.size else None,
         course_ns=[float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
+        sustained=sustained,
         iterations_per_s=rate,
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
@@ -259,6 +269,13 @@ def _record_side(
         generation=describe_side(side) if side else None,
         program=program,
     )
+
+
+def _measure_steady(durations: Nanoseconds, sustained: SustainedTimes | None) -> float | None:
+    """Return the total time of the iterations in seconds; None without iterations."""
+    if sustained is not None:
+        return sustained.measured_s
+    return float(durations.sum()) / 1e9 if durations.size else None
 
 
 def _build_histogram(durations: Nanoseconds) -> TimeHistogram:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,9 +17,8 @@ import click
 
 from hil.controller.cli.commands import command
 from hil.controller.cli.farm.options import priority_option, project_option, select_option
-from hil.controller.cli.options import json_option, seconds
+from hil.controller.cli.options import json_option, parse_duration, seconds
 from hil.controller.cli.screen import answer, say
-from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Priority
 from hil.controller.records.commands.farm import LeasedBoard
 from hil.core.processes import wait_or_kill
@@ -33,18 +31,6 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 # Time for a command to exit after Ctrl-C or SIGTERM.
 _GRACE_S = 10.0
-
-
-def duration(text: str) -> float:
-    """Convert a duration such as ``30m``, ``1h30m``, ``90`` to seconds.
-
-    Raises UsageError unless the duration is above 0.
-    """
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or not total > 0:
-        raise UsageError(f"invalid --for {text!r}: expected a duration", hint="for example 90s, 30m, 1h30m")
-    return total
 
 
 @command(
@@ -77,7 +63,7 @@ def lease(
     from hil.controller.farm.client.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address
 
-    for_s = duration(for_)
+    for_s = parse_duration(for_, "--for")
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"command {command[0]!r} not found")
     purpose = " ".join(["hil farm lease", *command[:1]])

@@ -21,6 +21,7 @@ from hil.controller.cli.options import (
     label_option,
     limit_options,
     model_options,
+    parse_duration,
     reference_options,
     repetition_options,
     runs_option,
@@ -53,6 +54,13 @@ from hil.errors import UsageError
     metavar="S",
     callback=seconds,
     help="Measured compute time per program, in seconds.",
+)
+@click.option(
+    "--sustained",
+    "sustained_s",
+    metavar="TIME",
+    callback=lambda _, option, value: value and parse_duration(value, option.opts[0]),
+    help="Measure for TIME (90s, 30m, 2h) without pauses, and show the times over time.",
 )
 @click.option(
     "--iterations", type=int, metavar="N", help="Number of timed iterations per program, instead of --min-time."
@@ -113,10 +121,11 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.storage.screen.console import table_console
 
     models, later = _sorted(arguments, bool(settings["flagfile"]))
-    if {"iterations", "min_time_s"} <= given_options().keys():
-        raise UsageError("--iterations and --min-time are mutually exclusive", hint="use only one of them")
+    lengths = {"min_time_s": "--min-time", "iterations": "--iterations", "sustained_s": "--sustained"}
+    if len(both := [flag for name, flag in lengths.items() if name in given_options()]) > 1:
+        raise UsageError(f"{both[1]} and {both[0]} are mutually exclusive", hint="use only one of them")
     allowed = settings.pop("fail_if_slower")
-    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s")
+    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s", "sustained_s")
     own = {name: settings.pop(name) for name in names}
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100

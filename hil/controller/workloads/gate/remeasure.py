@@ -226,8 +226,8 @@ def open_run(entry: HistoryEntry) -> Run:
     """Open the run of an entry. Raises UsageError if it cannot be measured again."""
     if entry.key.kind not in _KINDS:
         raise UsageError(f"a {entry.key.kind} cannot be measured again", hint="measure the model with hil bench")
-    if concurrency := next((flag for flag in entry.key.flags if flag.startswith("--concurrency")), ""):
-        raise UsageError(f"a bench with {concurrency} cannot be measured again")
+    if flag := next((one for one in entry.key.flags if one.startswith(("--concurrency", "--sustained"))), ""):
+        raise UsageError(f"a bench with {flag} cannot be measured again")
     run = _find_run(entry)
     if run is None:
         raise UsageError(f"the directory of run {entry.run} is missing, so its inputs are unknown")

@@ -150,6 +150,8 @@ def make_run_entry(
     flags = _user_flags(request)
     if bench is not None and bench.concurrency > 1:
         flags = (*flags, f"--concurrency {bench.concurrency}")
+    if side is not None and side.sustained is not None:
+        flags = (*flags, f"--sustained {side.sustained.requested_s:g}s")
     name = provenance.board or (record.board.name if record.board else "") or (case.error.board if case.error else "")
     verdict = case.verdicts[0] if case.verdicts else None
     times = side.times if side else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.cli.farm.lease import duration
+from hil.controller.cli.options import parse_duration
 from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target, pinned
 from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
@@ -81,13 +81,13 @@ def test_config_parses_fence() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90s", 90), ("1h30m", 5400), ("1.5h", 5400), ("90", 90)])
 def test_duration_parses_times(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text, "--for") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0s", "-3m", "30 m", "m", "1w", "30mm"])
 def test_duration_rejects_invalid_times(text: str) -> None:
     with pytest.raises(UsageError, match="invalid --for"):
-        duration(text)
+        parse_duration(text, "--for")
 
 
 def test_selector_gets_requested_number_of_slots() -> None:
