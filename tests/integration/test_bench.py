@@ -155,7 +155,7 @@ def test_bench_shows_sustained_times_of_throttled_board(bench):
     faults = ("--fault", "pace:seconds=0.002", "--fault", "throttle:after=2")
     side = bench(DIGITS_CNN, *faults, "--warmup", 10, "--sustained", "4s", "--no-check")["sides"][0]
     found = side["sustained"]
-    assert (found["requested_s"], side["grade"]["grade"]) == (3, "F")
+    assert (found["requested_s"], side["grade"]["grade"]) == (4, "F")
     assert found["throttling"]["event"].startswith("the board throttled")
     assert 0 <= found["throttling"]["start_s"] <= 2.5
     assert found["iterations"] == sum(window["iterations"] for window in found["windows"])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hil.controller.cli.commands import PROJECT, RunOption
-from hil.controller.farm.client.wording import UNITS
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
@@ -51,6 +50,8 @@ def parse_duration(text: str, option: str) -> float:
 
     Raises UsageError unless the duration is above 0.
     """
+    from hil.controller.farm.client.wording import UNITS
+
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not total > 0:
