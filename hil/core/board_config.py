@@ -113,6 +113,15 @@ class Recover:
 
 
 @dataclass(frozen=True)
+class MeasureCommands:
+    """The ``[measure]`` table: commands before and after a measurement."""
+
+    before: tuple[Command | BoardCommand, ...] = ()
+    after: tuple[Command | BoardCommand, ...] = ()
+    timeout_s: float = 60.0  # timeout per command, in seconds
+
+
+@dataclass(frozen=True)
 class RuntimeCommand:
     """Settings to run programs on a board without an agent."""
 
@@ -167,6 +176,7 @@ class BoardConfig:
     command: RuntimeCommand = field(default_factory=RuntimeCommand)
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
+    measure: MeasureCommands = MeasureCommands()
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()

@@ -11,6 +11,11 @@ hook in one of the forms below. Hooks never use a shell::
 
 The keys from labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) also work.
 
+``[measure]`` has commands to run before and after a measurement, in the forms of ``[recover]``, or as a line::
+
+    [measure]
+    before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-control --speed 100"]
+
 ``[runtime]`` defines how to run programs on a board without an agent. With ``kind = "command"``, hil uses
 SSH to run ``iree-run-module``, a vendor's fork, or any program that reads and writes files. The command is
 a list of arguments, never a shell line.
@@ -35,6 +40,7 @@ from hil.core.board_config import (
     Connection,
     Http,
     Labgrid,
+    MeasureCommands,
     Power,
     Recover,
     RuntimeCommand,
@@ -73,6 +79,7 @@ _TABLES = {
     "runtime",
     "power",
     "recover",
+    "measure",
     "simulator",
     "labgrid",
 }
@@ -159,6 +166,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "command": parse_runtime(table("runtime"), path),
             "power": (power := parse_power(table("power"), path)),
             "recover": parse_recover(table("recover"), power, path),
+            "measure": parse_measure(table("measure"), path),
             "simulator": simulator,
             "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
@@ -230,13 +238,38 @@ def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recove
     values = {"steps": [], "timeout_s": Recover.timeout_s, **table}
     for key in values.keys() - {"steps", "timeout_s"}:
         raise UsageError(f"{where}: [recover]: unknown key {key!r}", hint="known keys: steps, timeout_s")
-    seconds = values["timeout_s"]
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _DAY_S:
-        raise UsageError(f"{where}: [recover] timeout_s must be a number of seconds above 0, at most {_DAY_S:g}")
+    seconds = _parse_timeout(values["timeout_s"], f"{where}: [recover] timeout_s")
     if not isinstance(values["steps"], list):
         raise UsageError(f"{where}: [recover] steps must be a list")
     steps = tuple(_step(step, power, f"{where}: [recover] step {step!r}", where) for step in values["steps"])
-    return Recover(steps, float(seconds))
+    return Recover(steps, seconds)
+
+
+def _parse_timeout(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _DAY_S:
+        raise UsageError(f"{where} must be a number of seconds above 0, at most {_DAY_S:g}")
+    return float(value)
+
+
+def parse_measure(table: Mapping[str, Any], where: Path) -> MeasureCommands:
+    """Parse the ``[measure]`` table. Raises UsageError for an unknown key or command."""
+    values = {"before": [], "after": [], "timeout_s": MeasureCommands.timeout_s, **table}
+    for key in values.keys() - {"before", "after", "timeout_s"}:
+        raise UsageError(f"{where}: [measure]: unknown key {key!r}", hint="known keys: before, after, timeout_s")
+    seconds = _parse_timeout(values["timeout_s"], f"{where}: [measure] timeout_s")
+    steps: dict[str, tuple[Command | BoardCommand, ...]] = {}
+    for key in ("before", "after"):
+        if not isinstance(values[key], list):
+            raise UsageError(f"{where}: [measure] {key} must be a list")
+        steps[key] = tuple(_parse_command(one, f"{where}: [measure] {key} {one!r}", where) for one in values[key])
+    return MeasureCommands(steps["before"], steps["after"], seconds)
+
+
+def _parse_command(step: Any, where: str, path: Path) -> Command | BoardCommand:
+    """Parse a command line of this machine, or a table with a command of this machine or the board."""
+    found = _step({"command": step} if isinstance(step, str) else step, Power(), where, path)
+    assert not isinstance(found, str)
+    return found
 
 
 def _step(step: Any, power: Power, where: str, path: Path) -> str | Command | BoardCommand:

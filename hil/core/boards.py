@@ -44,9 +44,9 @@ class LoadedBoard:
         The user's trust applies to this digest. The digest is "" if such a program cannot be read. Such a config is
         never trusted.
         """
-        config = self.config
+        config, measure = self.config, self.config.measure
         programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
-        for hook in (*config.power.hooks.values(), *config.recover.steps):
+        for hook in (*config.power.hooks.values(), *config.recover.steps, *measure.before, *measure.after):
             if isinstance(hook, Command) and "/" in hook.argv[0]:
                 programs.append(Path(hook.argv[0]))
         try:

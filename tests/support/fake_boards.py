@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
+from hil.core.board_config import MeasureCommands
 from hil.core.results import Artifact, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
@@ -44,6 +46,8 @@ class FakeBoard:
     counts: list[tuple[int, int]] = field(default_factory=list)
     shell: Any = None
     target: str = ""
+    measure: MeasureCommands = field(default_factory=MeasureCommands)
+    config_path: Path = Path()
     info: dict[str, Any] = field(
         default_factory=lambda: {
             "machine": {},

@@ -83,6 +83,9 @@ class Board:
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
+        # Never from the link: a provider's config must not run commands on this machine.
+        self.measure = choice.config.measure
+        self.config_path = choice.config.path
         self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.analysis.bench.conditions import settle_boards, watch_conditions
+from hil.controller.analysis.bench.conditions import prepare_boards, settle_boards, watch_conditions
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.prompts import group_sides, per_prompt
 from hil.controller.analysis.bench.stats import Batch, BenchJob
@@ -268,11 +268,12 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            if self.bench.settle_s is not None:
-                self.screen.stage(title, 0, "waiting for a steady board")
-                settle_boards(sides, self.bench.settle_s)
-            with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
-                measure(sides, self.bench, keep, order)
+            with prepare_boards(sides, self.screen.note):
+                if self.bench.settle_s is not None:
+                    self.screen.stage(title, 0, "waiting for a steady board")
+                    settle_boards(sides, self.bench.settle_s)
+                with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
+                    measure(sides, self.bench, keep, order)
         except UsageError:
             raise
         except HilError:

@@ -9,6 +9,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.health import changed
+from hil.controller.devices.measure_commands import restore_board
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
@@ -23,6 +24,8 @@ def connect_board(choice: BoardChoice) -> Board:
 
 def open_board(choice: BoardChoice) -> Board:
     """Connect to a board. If the board does not respond, reset and power-cycle the board as configured.
+
+    If a measurement was killed, run the commands that restore the board.
 
     Raises:
         UsageError: The board cannot be used with these options.
@@ -47,7 +50,13 @@ def open_board(choice: BoardChoice) -> Board:
             choice.say(f"{error.message}: continuing without an agent")
             return connect_board(replace(choice, without_agent=error.message))
 
-    return recover(connect, choice.config.power, board=choice.name, say=choice.say)
+    board = recover(connect, choice.config.power, board=choice.name, say=choice.say)
+    try:
+        restore_board(board, choice.say)
+    except BaseException:
+        board.close()
+        raise
+    return board
 
 
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:

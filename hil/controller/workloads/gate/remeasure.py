@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.analysis.bench.conditions import watch_conditions
+from hil.controller.analysis.bench.conditions import prepare_boards, watch_conditions
 from hil.controller.analysis.bench.measure import BenchSide, measure_rounds
 from hil.controller.analysis.bench.stats import Batch, BenchJob, round_log_ratios
 from hil.controller.analysis.detection.sequential import Direction, SequentialDecision, pool_noise
@@ -173,7 +173,7 @@ class Remeasurer:
 
         if decision.verdict != "undecided":
             return
-        with watch_conditions(sides, copies=1):
+        with prepare_boards(sides, self.screen.note), watch_conditions(sides, copies=1):
             for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
                 batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
                 log_ratio = float(round_log_ratios(batches)[0])

@@ -20,7 +20,7 @@ from hil.controller.workloads.gate import remeasure
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.errors import BoardError
 
-SCREEN: Any = SimpleNamespace(stage=lambda *args: None)
+SCREEN: Any = SimpleNamespace(stage=lambda *args: None, note=lambda text: None)
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, events: Sequence[str], known: Sequence[float]) -> tuple[Any, list[float]]:
