@@ -97,8 +97,8 @@ def test_agent_generates_tokens_with_largest_logits(client, decoder):
 
 # Changes to a plan, inputs, and the expected error.
 INVALID_STEPS = [
-    ({"logits": 7}, ids([1], [], []), "the outputs"),
-    ({"feedback": ((9, 1),)}, ids([1], [], []), "the inputs"),
+    ({"logits": 7}, ids([1], [], []), "outputs .* are out of range"),
+    ({"feedback": ((9, 1),)}, ids([1], [], []), "inputs .* are repeated or out of range"),
     ({"shapes": ((1, 8, 3),)}, ids([1], [], []), "does not take an empty cache of shape 1x8x3"),
     ({"rules": ()}, ids([1], [], []), "one input must take the tokens"),
     ({"prompts": (PromptFunction("f", (0,), (0,)),)}, ids([1], [], []), "function 'f' has invalid inputs"),
