@@ -67,6 +67,7 @@ ALLOWED = {
     "controller/farm/database/unprivileged.py:_enter_namespace": _KERNEL,
     "controller/models/importers/onnx.py:limited_memory": _KERNEL,
     "controller/models/importers/onnx_data.py:raw_of": _OPENED,
+    "controller/models/importers/onnx_data.py:detach_weights": _OPENED,
     "controller/models/importers/exported/pt2_archive.py:_check": _OPENED,
     "controller/models/importers/exported/pt2_archive.py:load_program": _CHECKED,
     "controller/models/tensorflow/source.py:_open_keras": _CHECKED,
