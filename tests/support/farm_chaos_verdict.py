@@ -183,8 +183,8 @@ def report(found: Verdict) -> str:
         "",
         f"- {size.jobs} jobs on {size.boards} simulated boards; {size.hosts} hosts, two gateways, a database",
         "- a third of the boards are served by two hosts",
-        f"- {found.seconds['chaos']:.0f} s of faults, with a fault every {size.every_s:g} s; the last job ended "
-        f"{found.seconds['after it']:.0f} s later",
+        f"- {found.seconds['chaos']:.0f} s of faults, with a fault every {size.every_s:g} s; then the test waited "
+        f"{found.seconds['after it']:.0f} s for the remaining jobs",
         f"- seed {found.seed}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "",
         "## Result",
@@ -195,8 +195,9 @@ def report(found: Verdict) -> str:
         "|---|---|",
         "| Every job has exactly one final result, with the correct outcome for the job. "
         f"| {_count(found.violations, 'job ')} |",
-        "| No board has overlapping sessions, leases or runs, and all runs use the lease's fence (from the agents' "
-        f"journals). | {len(found.violations) - _count(found.violations, 'job ')} |",
+        "| No board has overlapping sessions, leases or runs, and all runs use the "
+        "[fence](protocol.md#session-and-fence) of the lease (from the agents' journals). "
+        f"| {len(found.violations) - _count(found.violations, 'job ')} |",
         "| No leases, queue entries, transactions, processes, sockets or temporary files remain. "
         f"| {len(found.leaks)} |",
         "",
@@ -206,6 +207,9 @@ def report(found: Verdict) -> str:
         "|---|---|",
         *(f"| {what} | {count} |" for what, count in sorted(found.blows.items())),
         "",
+        "`cut link`: the connection between a host and a gateway stays open, but transfers no data for 1 to 5 s. "
+        "`drop link`: all connections between a host and a gateway are closed.",
+        "",
         "| Observation | |",
         "|---|---|",
         *(f"| {what} | {_shown(value)} |" for what, value in figures.items()),
@@ -213,6 +217,8 @@ def report(found: Verdict) -> str:
         "| Reason for a lease without a result | Leases |",
         "|---|---|",
         *(f"| {reason.replace('|', '/')} | {count} |" for reason, count in why.items()),
+        "",
+        "A health check is also a job, so the events count both: `job.done` includes the health checks.",
         "",
         "| Event | Times |",
         "|---|---|",
