@@ -58,7 +58,7 @@ class FarmJob(Record, kw_only=True):
 
     name: JobName
     submission: Whole
-    title: Annotated[str, note("name of the model, or of the suite and the models in this part")]
+    title: Annotated[str, note("name of the model; for a part of a suite: suite, flow and models")]
     kind: KindName
     project: str
     priority: PriorityName

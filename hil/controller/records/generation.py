@@ -28,7 +28,10 @@ class StoredFault(Record, kw_only=True):
     step: Annotated[Count, note("number of the step, from 1; 0 is in the prompt")]
     layer: Annotated[Count | None, note("layer, from 0; null if unknown or outside the layers")]
     tensor: Annotated[str, note("first wrong output, or empty")]
-    phase: Annotated[Literal["prefill only", "decode only", ""], note("calls that are wrong, if only some are")]
+    phase: Annotated[
+        Literal["prefill only", "decode only", ""],
+        note("calls with wrong outputs: only the prompt, or only the steps; empty if both or unknown"),
+    ]
 
 
 class StoredPosition(Record, kw_only=True):

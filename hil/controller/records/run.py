@@ -130,12 +130,12 @@ class StoredRepetition(Record, kw_only=True):
     """Iterations compared on the board, including warm-up and profiled iterations."""
 
     iterations: Annotated[int, Meta(ge=1)]
-    distinct: Annotated[int, note("different answers; a lower bound if `others` is not 0", ge=1)]
+    distinct: Annotated[int, note("number of different output sets; a lower bound if `others` is not 0", ge=1)]
     sampled: Annotated[bool, note("outputs above 1 MiB are compared in blocks")]
-    others: Annotated[Count, note("iterations with answers that were not distinguished")]
+    others: Annotated[Count, note("iterations with outputs that are not in `answers`, because the list is full")]
     differing: Annotated[list[str], note("names of outputs that differ")]
-    answers: Annotated[list[StoredAnswer], note("different answers, in order of first appearance")]
-    worst: Annotated[Count | None, note("index of the answer furthest from the reference")] = None
+    answers: Annotated[list[StoredAnswer], note("the different output sets, in the order in which they first appeared")]
+    worst: Annotated[Count | None, note("index in `answers` of the outputs with the largest error")] = None
     text: str
 
 
