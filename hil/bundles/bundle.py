@@ -203,7 +203,7 @@ def _own_signatures(program: Artifact) -> dict[str, Signature]:
             return found
         raise UsageError(
             f"only a board can determine the signatures of {program.main}",
-            hint="select a board with --board, or pass the signatures",
+            hint="select a board with --board; in Python, pass `signatures` to Bundle.create",
         )
     # The program file has no tensor names, so use the names from the model.
     return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}

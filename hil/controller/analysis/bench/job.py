@@ -102,7 +102,7 @@ def _check_settings(bench: BenchJob) -> None:
         raise UsageError(f"invalid --min-effect {100 * bench.min_effect:g}: expected 0 to less than 100 percent")
     if bench.job.generate is not None and (bench.against or bench.concurrency > 1):
         option = "--against" if bench.against else "--concurrency"
-        raise UsageError(f"--generate does not support {option}", hint="hil bench MODEL MODEL_B --generate SPEC")
+        raise UsageError(f"--generate does not support {option}", hint=f"remove {option}, and compare two models")
     if bench.fail_if_slower is not None and not two:
         raise UsageError("--fail-if-slower requires a comparison", hint="add a second MODEL or --against RUN")
 

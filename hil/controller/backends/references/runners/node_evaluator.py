@@ -134,7 +134,9 @@ class NodeEvaluator:
             evaluate = {"If": self._run_if, "Loop": self._run_loop, "Scan": self._run_scan}[node.op_type]
             return evaluate(node, env, rounding)
         if any(graphs_of(node)):
-            raise ReferenceFailed(f"hil cannot round inside {node.op_type}")
+            raise ReferenceFailed(
+                f"unsupported operator {node.op_type}: hil can round values only in the subgraphs of If, Loop and Scan"
+            )
         names = [name for name in node.input if name]
         operands = {name: rounding.operand(env[name], node, place) for place, name in enumerate(node.input) if name}
         session, outputs = self._session(node, {name: operands[name] for name in names})
@@ -208,7 +210,7 @@ class NodeEvaluator:
 
     def _run_scan(self, node: Any, env: Env, rounding: Exact) -> list[Array]:
         if any(attribute.name.endswith(("axes", "directions")) for attribute in node.attribute):
-            raise ReferenceFailed("hil cannot round inside a Scan with axes or directions")
+            raise ReferenceFailed("unsupported Scan with axes or directions: hil cannot round values in the subgraph")
         body, count = _attribute(node, "body").g, _attribute(node, "num_scan_inputs").i
         given = [rounding.operand(env[name], node, place) for place, name in enumerate(node.input)]
         state, sequences = given[: len(given) - count], given[len(given) - count :]
