@@ -355,9 +355,10 @@ def _without_address(number: int, argument: int) -> list[_Line]:
 
 @functools.cache
 def _own_limits_filter() -> _Filter:
-    """Prevent a process from setting limits of other processes: a limit on CPU time could kill any process of the user.
+    """Return a filter that allows a process to set only its own resource limits.
 
-    The filter covers programs of the machine's 32-bit architecture.
+    Without this filter, a program could set a CPU time limit that kills any process of the same user. The filter also
+    checks the system calls of 32-bit programs on a 64-bit machine.
     """
     lines: list[_Line] = []
     # prlimit64 of x86-64, aarch64, riscv64, i386, arm

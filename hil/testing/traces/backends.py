@@ -125,7 +125,8 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     ``board:NAME:tflite`` and ``board:NAME:iree`` select a runtime other than the board's default.
 
     Args:
-        references: Names of references that are also backends, for modules that consist of files.
+        references: Names of hil's references, such as ``onnxruntime``. These names are then also backends. Pass them
+            only for modules that consist of model files.
 
     Raises:
         UsageError: unknown backend or board, or the board does not have the runtime.

@@ -97,7 +97,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _iter_errors(found: BisectFindings) -> Iterator[tuple[str, str, BisectFinding]]:
-    """Yield every error: the layer or model, the way, and the finding."""
+    """Yield every error as a tuple: the layer or model, the kind of run, and the finding.
+
+    The kind of run is "isolated" or "cumulative" for a layer, "unchanged" or "with intermediate outputs" for the model.
+    """
     for way in WAYS:
         for layer in found.layers:
             if (finding := layer.by(way)) and _is_error(finding):

@@ -381,7 +381,7 @@ def content_of(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str],
 
 
 class _ValueNumbering:
-    """Numbers values by first use, so that names do not affect digests."""
+    """Numbers the values of a graph in order of first use, so that names do not affect digests."""
 
     def __init__(self, graph: FoldedGraph) -> None:
         self._graph = graph

@@ -56,7 +56,7 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def captured(node: Any) -> list[str]:
-    """Return the names of outer values that a node's subgraphs use, by first use."""
+    """Return the outer values that a node's subgraphs use, in order of first use."""
     found: dict[str, None] = {}
     for graph in subgraphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -269,7 +269,7 @@ class FoldedGraph:
         return sorted(found | self.before(values))
 
     def takes(self, numbers: Sequence[int]) -> list[str]:
-        """Return the values from outside that these nodes use, by first use."""
+        """Return the runtime values that these nodes use but do not compute, in order of first use."""
         made = {name for number in numbers for name in self.nodes[number].output}
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         return [name for name in used if name in self.runtime and name not in made]

@@ -119,7 +119,11 @@ class Plane:
                 yield cut.top, cut.left, np.asarray(fetch(cut), native)
 
     def _build_fetcher(self, array: Tensor) -> Callable[[Window], Array]:
-        """Return a function that reads a small window's elements with complete rows."""
+        """Return a function that reads a window of this plane as a two-dimensional array.
+
+        The window must be small, because the function may copy complete rows. The window must not include elements
+        beyond the end of the last row.
+        """
         if self.column_axis is not None:
             drawn = (self.row_axis, self.column_axis)
             flat = array[tuple(slice(None) if axis in drawn else at for axis, at in enumerate(self.index))]

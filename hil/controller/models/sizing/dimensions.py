@@ -26,7 +26,12 @@ def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
 
 
 def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
-    """Return the sizes or size ranges whose dimension the model has."""
+    """Select the sizes or size ranges that apply to a model.
+
+    Args:
+        sizes: dimension -> size or size range.
+        symbols: symbolic dimensions of the model.
+    """
     known = set(symbols)
     return {name: size for name, size in sizes.items() if name in known}
 

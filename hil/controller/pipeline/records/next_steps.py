@@ -46,10 +46,10 @@ def _may_declare_arithmetic(case: RunCase) -> bool:
 
 
 def _looks_rounded(output: StoredComparison) -> bool:
-    """Return True if the errors of a float32 output have the size and spread of rounding to 8 to 11 bits.
+    """Return True if the errors of a float32 output look like rounding to float16 or bfloat16.
 
-    Outputs that are judged by a given tolerance or by criteria do not count, because an arithmetic does not change
-    their verdict.
+    The function checks the size and the distribution of the errors. It returns False for an output with criteria or a
+    tolerance from the user, because declaring an arithmetic does not change the verdict on such an output.
     """
     if output.dtype != "float32" or output.tolerance != _DEFAULT or output.criteria:
         return False

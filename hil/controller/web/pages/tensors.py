@@ -1,4 +1,4 @@
-"""A stored tensor of a case, or two files: maps, statistics within a tolerance, worst elements."""
+"""Serve the page of a tensor or of two compared tensor files: maps, statistics and the worst elements."""
 
 from __future__ import annotations
 

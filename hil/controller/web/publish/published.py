@@ -93,7 +93,7 @@ class PublishedStore:
 
     @property
     def used(self) -> int:
-        """Counted bytes of the store."""
+        """Size of the store in bytes, as :mod:`hil.controller.web.files.quota` counts it."""
         with self._lock_store():
             return self._used if self._used is not None else self._recount_used()
 

@@ -191,7 +191,10 @@ class Replay:
 
 @dataclass(frozen=True)
 class _Bound:
-    """Inputs of a call, created when the program is loaded. All earlier calls have run by then."""
+    """Function that creates the inputs of a call: the arguments, and the current values of the captured variables.
+
+    The function is called when the program is loaded. All earlier calls have run by then and set the variables.
+    """
 
     replay: Replay
     call: ModuleCall
