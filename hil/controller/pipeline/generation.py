@@ -257,9 +257,9 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
     )
     if not is_ordered or len(outputs[LOGITS]) != len(positions):
         raise errors.ProtocolBroken(
-            "the logits, positions and tokens from the board do not match the request: "
-            f"{len(outputs[LOGITS])} rows of logits, {len(positions)} positions and {len(tokens)} tokens, "
-            f"for a prompt of {inputs[PROMPT].size} tokens and {sum(steps)} steps"
+            "the board returned inconsistent outputs for a prompt of "
+            f"{inputs[PROMPT].size} tokens and {sum(steps)} steps: "
+            f"{len(outputs[LOGITS])} rows of logits, {len(positions)} positions and {len(tokens)} tokens"
         )
     if outside := [pair for pair in zip(places.chosen, tokens, strict=True) if not 0 <= pair[1] < vocabulary]:
         position, token = outside[0]
