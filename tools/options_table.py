@@ -55,7 +55,11 @@ GAPS = (
     Gap(("--input", "--seed", "--input-range", "--expected"), _STORED, "The file contains the inputs and outputs."),
     Gap(("--require-independent",), ("trace run",), "The trace contains the outputs to compare with."),
     Gap(("--function", "--dim", "--reference"), ("trace run",), "The trace contains the calls, sizes and outputs."),
-    Gap(("--runtime",), _STORED, "The program has one runtime. `hil bundle create --runtime` selects it."),
+    Gap(
+        ("--runtime",),
+        _STORED,
+        "The program is compiled for one runtime. Select the runtime with `hil bundle create --runtime`.",
+    ),
     Gap(
         ("--compile-flag", "--debug-ir", "--debug-ir-passes", "--recompute-cache"),
         ("bundle run",),
@@ -95,7 +99,7 @@ GAPS = (
         ("farm submit",),
         "The farm's host starts the simulators and connects to the boards. Select a board with `--select`.",
     ),
-    Gap(_SSH, ("farm submit",), "The farm's host connects to the boards, not your machine."),
+    Gap(_SSH, ("farm submit",), "The farm's host, not your machine, connects to the boards."),
     Gap(("--resume", "--out"), ("farm submit",), "The farm continues jobs and stores results: `hil farm result`."),
     Gap(("--resume",), (PYTEST,), "Use `pytest --last-failed`."),
     Gap(("--verbose",), ("farm submit",), "Use `--wait`, or `hil farm logs -f`."),
