@@ -207,7 +207,7 @@ def report(found: Verdict) -> str:
         "|---|---|",
         *(f"| {what} | {count} |" for what, count in sorted(found.blows.items())),
         "",
-        "`cut link`: the connection between a host and a gateway stays open, but transfers no data for 1 to 5 s. "
+        "`cut link`: the connection between a host and a gateway stays open, but does not transfer data for 1 to 5 s. "
         "`drop link`: all connections between a host and a gateway are closed.",
         "",
         "| Observation | |",
