@@ -113,7 +113,9 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     side, case = read_bench(run).sides[-1], run.record.cases[-1]
     program = side.program
     if side.generation is not None:
-        raise UsageError(f"bench {run.id} measured prompts", hint="hil bench MODEL MODEL_B --generate SPEC")
+        raise UsageError(
+            f"bench {run.id} measured prompts", hint="measure them again: hil bench MODEL MODEL_B --generate SPEC"
+        )
     job = Job.of_record(run.record.request)
     if program is None or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
