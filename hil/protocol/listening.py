@@ -103,7 +103,7 @@ def check_tls_files(
         raise UsageError("a TLS client CA needs a server certificate and key")
     if not ca_needs_cert and cert and not ca:
         raise UsageError(
-            "a client certificate requires the CA of the server's certificate",
+            "a TLS client certificate requires the CA of the server's certificate",
             hint="set ca to the PEM file of this CA",
         )
 

@@ -140,7 +140,7 @@ def test_parse_power_accepts_labgrid_keys():
         ({"reset": ""}, "must be a command"),
         ({"reset": ["x", 1]}, "must be a command"),
         ({"reset": 3}, "must be a command"),
-        ({"reset": "it's"}, "cannot split"),
+        ({"reset": "it's"}, "cannot parse the command"),
         ({"reset": {"url": "file:///etc/passwd"}}, "http://"),
         ({"reset": {"method": "GET"}}, "http://"),
         ({"reset": {"url": 3}}, "http://"),

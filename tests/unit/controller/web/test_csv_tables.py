@@ -17,12 +17,14 @@ import pytest
 from starlette.testclient import TestClient
 from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
 from support.generations import stored_generation
+from support.histories import history_entry
 from support.layer_models import residual_cnn
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
 
 FORMULAS = ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '=HYPERLINK("http://evil.example")']
@@ -244,19 +246,27 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     head = "dispatch,onnx_nodes,share_estimate,time_us_estimate,flops_estimate,bytes_estimate,bound_estimate"
     (compiled / "dispatches.csv").write_text(f"{head}\nmain,=Conv,0.5,10,1e6,2e6,compute\n")
     (compiled / "executables.csv").write_text("bytes\n7\n")
+    gate = {"schema": 1, "id": "gate", "folder": "", "created": 1.7e9, "finished": True, "history": "h"}
+    gate |= {"baseline": "=main", "commit": "feed", "min_effect": 0.02, "budget_s": 300.0, "exit_code": 0}
+    write_record(tmp_path / "gate" / "gate.json", {**gate, "fail_on": [], "unmeasured": [], "verdicts": []})
+    with HistoryStore.open(tmp_path / "history", create=True) as store:
+        store.add([history_entry("=r", p50_ns=100.0)])
+        series = store.series()[0].id
     pages = (
         "/ /session?id=night-00 /session?id=bisect /session?id=matrix /case?id=night-00&case=%3Dcase /graph?id=bisect"
         " /case?id=prompts&case=chat"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
+        f" /gates /series /series?id={series}"
     ).split()
     farm = busy_farm()
     farm.boards[0]["user"] = "=ada"
     attempt = {"lease": 1, "board": "pi", "fence": 1, "granted_at": at(1005), "started_at": None, "ended_at": None}
     attempt["reason"] = "=x"
     farm.jobs[0]["attempts_made"] = [attempt]
-    with farm.link() as link, asking(tmp_path, token="t", farm=link) as client:
+    history = tmp_path / "history"
+    with farm.link() as link, asking(tmp_path, token="t", farm=link, history=history) as client:
         client.headers["authorization"] = "Bearer t"
         farms = ("/boards", "/board?name=pi", "/queue", "/job?name=1", "/job?name=2")
         seen = {label for page in (*pages, *farms) for label in check_tables(client, page)}
