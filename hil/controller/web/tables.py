@@ -14,12 +14,11 @@ from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
 from hil.controller.web.readers.fields import mapping, mappings
-from hil.controller.web.readers.gates import COMMIT_DIGITS
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.text.entries import real, text, whole
 from hil.controller.web.text.numbers import spent
-from hil.controller.workloads.gate.reports import list_details
+from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, list_details
 from hil.controller.workloads.history.tables import describe_key
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
 

@@ -132,7 +132,7 @@ def gate(
 def _print_gate(record: GateRecord) -> None:
     from hil.controller.storage.screen.console import table_console
     from hil.controller.storage.screen.texts import table
-    from hil.controller.workloads.gate.reports import HEADS, describe_total, describe_verdict, list_details
+    from hil.controller.workloads.gate.verdict_texts import HEADS, describe_total, describe_verdict, list_details
 
     console = table_console()
     rows = [describe_verdict(one) for one in record.verdicts]

@@ -21,6 +21,7 @@ from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.charts import plain_chart
 from hil.controller.web.index.series import flips_among
 from hil.controller.web.text.entries import gravest_kind
+from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS
 from hil.controller.workloads.history.tables import describe_key
 from hil.core.cancellation import check_cancelled
 from hil.core.results import BOARD_OUTCOMES
@@ -29,7 +30,6 @@ from hil.errors import StorageError, UsageError
 
 # Maximum entries of a series on a page.
 MOST_RUNS = 500
-_COMMIT = 9
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MeasuredRun:
     @property
     def commit(self) -> str:
         """First digits of the commit, with a mark for uncommitted changes."""
-        return f"{self.entry.source.commit[:_COMMIT]}{'+' if self.entry.source.dirty else ''}"
+        return f"{self.entry.source.commit[:COMMIT_DIGITS]}{'+' if self.entry.source.dirty else ''}"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,8 @@ from hil.controller.storage.runs import RECORD
 from hil.controller.web.readers.fields import common, outcome_of_exit, read_document
 from hil.controller.web.text.entries import SessionEntry, text, texts
 from hil.controller.web.text.names import said
-from hil.controller.workloads.gate.reports import describe_total
+from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, describe_total
 from hil.errors import UsageError
-
-# Length of a commit in titles and tables.
-COMMIT_DIGITS = 9
 
 
 def parse_gate(document: Any) -> GateRecord:

@@ -1,4 +1,4 @@
-"""Reports of a gate: the table for terminals and pull requests, JUnit XML, and SARIF."""
+"""Reports of a gate: the table for pull requests, JUnit XML, SARIF and annotations."""
 
 from __future__ import annotations
 
@@ -8,78 +8,24 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
-from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.screen.texts import counted, plain, seconds
+from hil.controller.records.gate import GateRecord, GateVerdict
+from hil.controller.storage.screen.texts import counted, plain
+from hil.controller.workloads.gate.verdict_texts import (
+    COMMIT_DIGITS,
+    HEADS,
+    MEANINGS,
+    describe_total,
+    describe_verdict,
+    list_details,
+)
 from hil.controller.workloads.suites.reports.junit import junit_document
 from hil.controller.workloads.suites.reports.summary import as_name, as_text
 from hil.core import own_version
 
-HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
-_COMMIT = 9
 # Maximum rows in Markdown, because a comment on GitHub has at most 65,536 characters.
 _ROWS_MOST = 100
 _DETAILS_MOST = 20
-# Verdict -> explanation, for the rules in SARIF and for readers of reports.
-MEANINGS = {
-    "broken": "the new program fails, and the old program passes or does not exist",
-    "regressed": "the new program is slower than the old program when both run alternately",
-    "toolchain": "the same commit is broken or slower with a different compiler or runtime",
-    "undecided": "the change is suspect, but hil could not decide",
-    "board fault": "the board failed, or both programs changed",
-    "improved": "the new program is faster, or it passes and the old program fails",
-    "no change": "the outputs are correct, and the time is the same",
-    "new": "the baseline has no measurement",
-}
-
-
-def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
-    """Return the cells of a verdict for :data:`HEADS`."""
-    return (
-        *(one.verdict, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
-        *(_describe_time(one.old), _describe_time(one.new), _describe_ratio(one), str(one.rounds or "-"), one.reason),
-    )
-
-
-def describe_total(record: GateRecord) -> str:
-    """Return the number of series by verdict, and the board time, in one line."""
-    counts: dict[str, int] = {}
-    for one in record.verdicts:
-        counts[one.verdict] = counts.get(one.verdict, 0) + 1
-    spent_s = sum(one.board_s for one in record.verdicts)
-    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
-    if record.unmeasured:
-        parts.append(f"{len(record.unmeasured)} not measured at this commit")
-    return f"{', '.join(parts)}; {seconds(spent_s)} of board time"
-
-
-def list_details(one: GateVerdict) -> Iterator[str]:
-    """Yield details of a verdict other than ``no change``: outcomes, programs, changed tools and boards."""
-    if one.verdict in ("no change", "new"):
-        return
-    for title, side in (("baseline", one.old), ("this commit", one.new)):
-        if side is not None:
-            again = f", now {side.again}" if side.again else ""
-            tools = ", ".join(one for one in (side.compiler, side.runtime) if one not in ("", "none"))
-            yield f"{title}: {side.commit[:_COMMIT] or '-'} ({side.run}), {side.outcome}{again}; {tools}"
-    yield from one.changes
-    if one.cause is not None:
-        yield from _list_cause(one.cause)
-
-
-def _list_cause(cause: GateCause) -> Iterator[str]:
-    """Yield the result of the commit search, and the tested commits."""
-    if cause.candidates and not cause.reason:
-        (found,) = cause.candidates
-        yield f"first bad commit: {found.commit[:_COMMIT]} {found.subject}"
-    elif cause.candidates:
-        yield f"first bad commit: one of {len(cause.candidates)}; {cause.reason}"
-        yield from (f"candidate: {found.commit[:_COMMIT]} {found.subject}" for found in cause.candidates)
-    else:
-        yield f"first bad commit: not found; {cause.reason}"
-    for tried in cause.tried:
-        yield f"tested: {tried.commit[:_COMMIT]} {tried.outcome}: {tried.reason}"
 
 
 def make_markdown(record: GateRecord) -> str:
@@ -100,7 +46,7 @@ def make_markdown(record: GateRecord) -> str:
     for one in shown[:_DETAILS_MOST]:
         if details := [f"- {as_text(text)}" for text in list_details(one)]:
             lines += ["", f"{as_name(one.key.model)} {as_text(one.key.case)}: **{one.verdict}**", "", *details]
-    commit = record.commit[:_COMMIT] or "the newest measurements"
+    commit = record.commit[:COMMIT_DIGITS] or "the newest measurements"
     lines += ["", f"Commit {as_text(commit)} against branch {as_name(record.baseline)}, `hil gate` {own_version()}."]
     return "\n".join(lines) + "\n"
 
@@ -174,18 +120,3 @@ def _make_result(one: GateVerdict, record: GateRecord) -> dict[str, Any]:
 
 def _name_series(one: GateVerdict) -> str:
     return " ".join(filter(None, (one.key.case, one.key.flow, f"on {one.key.board}", one.key.runtime, *one.key.flags)))
-
-
-def _describe_time(side: GateSide | None) -> str:
-    if side is None:
-        return "-"
-    if exit_code_for(side.outcome):
-        return side.outcome
-    return seconds(None if side.p50_ns is None else side.p50_ns / 1e9)
-
-
-def _describe_ratio(one: GateVerdict) -> str:
-    if one.ratio is None:
-        return "-"
-    bounds = f" ({one.interval.low:.3f} to {one.interval.high:.3f})" if one.interval is not None else ""
-    return f"{one.ratio:.3f}{bounds}"

@@ -110,7 +110,7 @@ def test_runs_of_other_clock_and_board_errors_are_not_compared() -> None:
     entries[4] = entries[4].replace(outcome="BOARD_LOST")
     entries[6] = entries[6].replace(p50_ns=None)
     runs = [run_series.MeasuredRun(one, None, None) for one in entries]
-    assert run_series.judge_runs(None, runs).judged == [0, 1, 3, 5, 7, 8]  # type: ignore[arg-type]
+    assert run_series.judge_runs(None, runs).judged == [0, 1, 3, 5, 7, 8]
 
 
 @pytest.mark.parametrize("name", ["script", "quotes", "turned", "half"])

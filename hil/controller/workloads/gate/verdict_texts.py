@@ -1,0 +1,87 @@
+"""Texts of a gate's verdicts, for terminals, reports and web pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
+from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.storage.screen.texts import seconds
+
+HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
+# Shown digits of a commit.
+COMMIT_DIGITS = 9
+# Verdict -> explanation, for the rules in SARIF and for readers of reports.
+MEANINGS = {
+    "broken": "the new program fails, and the old program passes or does not exist",
+    "regressed": "the new program is slower than the old program when both run alternately",
+    "toolchain": "the same commit is broken or slower with a different compiler or runtime",
+    "undecided": "the change is suspect, but hil could not decide",
+    "board fault": "the board failed, or both programs changed",
+    "improved": "the new program is faster, or it passes and the old program fails",
+    "no change": "the outputs are correct, and the time is the same",
+    "new": "the baseline has no measurement",
+}
+
+
+def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
+    """Return the cells of a verdict for :data:`HEADS`."""
+    return (
+        *(one.verdict, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
+        *(_describe_time(one.old), _describe_time(one.new), _describe_ratio(one), str(one.rounds or "-"), one.reason),
+    )
+
+
+def describe_total(record: GateRecord) -> str:
+    """Return the number of series by verdict, and the board time, in one line."""
+    counts: dict[str, int] = {}
+    for one in record.verdicts:
+        counts[one.verdict] = counts.get(one.verdict, 0) + 1
+    spent_s = sum(one.board_s for one in record.verdicts)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    if record.unmeasured:
+        parts.append(f"{len(record.unmeasured)} not measured at this commit")
+    return f"{', '.join(parts)}; {seconds(spent_s)} of board time"
+
+
+def list_details(one: GateVerdict) -> Iterator[str]:
+    """Yield details of a verdict other than ``no change``: outcomes, programs, changed tools and boards."""
+    if one.verdict in ("no change", "new"):
+        return
+    for title, side in (("baseline", one.old), ("this commit", one.new)):
+        if side is not None:
+            again = f", now {side.again}" if side.again else ""
+            tools = ", ".join(one for one in (side.compiler, side.runtime) if one not in ("", "none"))
+            yield f"{title}: {side.commit[:COMMIT_DIGITS] or '-'} ({side.run}), {side.outcome}{again}; {tools}"
+    yield from one.changes
+    if one.cause is not None:
+        yield from _list_cause(one.cause)
+
+
+def _list_cause(cause: GateCause) -> Iterator[str]:
+    """Yield the result of the commit search, and the tested commits."""
+    if cause.candidates and not cause.reason:
+        (found,) = cause.candidates
+        yield f"first bad commit: {found.commit[:COMMIT_DIGITS]} {found.subject}"
+    elif cause.candidates:
+        yield f"first bad commit: one of {len(cause.candidates)}; {cause.reason}"
+        yield from (f"candidate: {found.commit[:COMMIT_DIGITS]} {found.subject}" for found in cause.candidates)
+    else:
+        yield f"first bad commit: not found; {cause.reason}"
+    for tried in cause.tried:
+        yield f"tested: {tried.commit[:COMMIT_DIGITS]} {tried.outcome}: {tried.reason}"
+
+
+def _describe_time(side: GateSide | None) -> str:
+    if side is None:
+        return "-"
+    if exit_code_for(side.outcome):
+        return side.outcome
+    return seconds(None if side.p50_ns is None else side.p50_ns / 1e9)
+
+
+def _describe_ratio(one: GateVerdict) -> str:
+    if one.ratio is None:
+        return "-"
+    bounds = f" ({one.interval.low:.3f} to {one.interval.high:.3f})" if one.interval is not None else ""
+    return f"{one.ratio:.3f}{bounds}"
