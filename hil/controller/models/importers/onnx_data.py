@@ -6,7 +6,7 @@ import math
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,16 +73,18 @@ def raw_of(tensor: Any, folder: Path) -> Any:
     from onnx import numpy_helper
 
     if tensor.data_location == tensor.EXTERNAL:
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        size = size_of(tensor)
-        if not size:
-            return np.zeros(0, np.uint8)
-        with open_file(folder / fields["location"]) as file:
-            return np.memmap(file, np.uint8, "r", int(fields.get("offset", 0)), (size,))
+        return _map_external(tensor, folder, "r") if size_of(tensor) else np.zeros(0, np.uint8)
     array = numpy_helper.to_array(tensor)
     if dtype_name(array.dtype) in SUB_BYTE_BITS:
         return pack(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _map_external(tensor: Any, folder: Path, mode: Literal["r", "c"]) -> Any:
+    """Map the external data of a tensor with elements, as uint8. The mode is that of :class:`numpy.memmap`."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    with open_file(folder / fields["location"]) as file:
+        return np.memmap(file, np.uint8, mode, int(fields.get("offset", 0)), (size_of(tensor),))
 
 
 def embed_data(tensor: Any, folder: Path) -> None:
@@ -114,11 +116,9 @@ def detach_weights(model: Any, folder: Path) -> dict[str, Array]:
         name = _NAMES.get(tensor.data_type, "")
         if tensor.data_location != tensor.EXTERNAL or name not in _MAPPED or not size_of(tensor):
             continue
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        with open_file(folder / fields["location"]) as file:
-            # "c": an operator that writes to its input changes a private copy.
-            array = np.memmap(file, dtype_of(name), "c", int(fields.get("offset", 0)), tuple(tensor.dims))
-        weights[tensor.name] = array
+        # "c": an operator that writes to its input changes a private copy.
+        data = _map_external(tensor, folder, "c")
+        weights[tensor.name] = data.view(dtype_of(name)).reshape(tuple(tensor.dims))
         if tensor.name not in declared:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights]
