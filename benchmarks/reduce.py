@@ -1,8 +1,11 @@
 """Measure `hil reduce` on planted faults, relative to `polygraphy debug reduce` with `hil run` as the check.
 
 Models: a MobileNetV2-sized network, an encoder of MiniLM's size (6 layers, 384 channels) and a decoder with 1,000 nodes
-and 1 GB of weights. The simulator injects the faults into programs that contain a weight or a node. The compiler crash
-is real: IREE cannot compile a Reshape of an empty tensor with allowzero.
+and 1 GB of weights. `faulty_runtime/` simulates an ONNX Runtime that computes a weight or a node wrongly, crashes,
+hangs or is slow. The compiler crash is real: IREE cannot compile a Reshape of an empty tensor with allowzero.
+
+After each reduction, the script of the bug report runs without hil. The notes show whether it reproduces the failure: a
+wrong output, a signal, no end, or the time.
 
 For the rival, pass --polygraphy with the path of `polygraphy` in an environment with onnx, onnxruntime and
 onnx-graphsurgeon. Memory is the peak of the total anonymous memory of all processes, without the simulated board.
@@ -12,14 +15,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,44 +38,56 @@ from benchmarks.model import Builder, mobilenet
 
 _RIVAL = "polygraphy debug reduce"
 _SAMPLE_S = 0.2
-_ORT = ("--runtime", "onnxruntime")
+# Maximum duration of a script that reproduces a failure, and the time that `faulty_runtime` adds.
+_STOCK_S, _SLOW_S = 60, 0.3
+_FAULTY = Path(__file__).parent / "faulty_runtime"
 # Texts in the command lines of the simulator's processes.
 _BOARD = (b"hil.sim", b"hil.agent")
 
 
 @dataclass(frozen=True)
 class Plant:
-    """A model with a fault."""
+    """A model with a fault.
+
+    Attributes:
+        fault: KIND:NAME of the faulty runtime; "" for a real failure.
+        options: additional options of hil.
+        compared: whether to run the rival too.
+    """
 
     name: str
     model: str
-    options: tuple[str, ...]
-    compared: bool = True  # True to run the rival too
+    fault: str
+    options: tuple[str, ...] = ()
+    compared: bool = True
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Options of hil."""
+        return self.options if "--runtime" in self.options else ("--runtime", "onnxruntime", *self.options)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment in which ONNX Runtime has the fault."""
+        if not self.fault:
+            return dict(os.environ)
+        paths = [str(_FAULTY), str(Path(__file__).parents[1])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HIL_FAULTY_RUNTIME": self.fault}
 
 
 PLANTS = (
-    Plant("encoder, wrong weight", "encoder", (*_ORT, "--fault", "corrupt:needs=weight_40")),
-    Plant("encoder, wrong operator", "encoder", (*_ORT, "--fault", "corrupt:needs=Softmax_134")),
-    Plant("encoder, crash", "encoder", (*_ORT, "--fault", "crash:needs=Erf_151")),
-    Plant("encoder, hang", "encoder", (*_ORT, "--fault", "hang:needs=Softmax_93", "--timeout", "4")),
-    Plant("mobilenet, wrong weight", "mobilenet", (*_ORT, "--fault", "corrupt:needs=weight_77")),
-    Plant("mobilenet, wrong operator", "mobilenet", (*_ORT, "--fault", "corrupt:needs=GlobalAveragePool")),
-    Plant("mobilenet, crash", "mobilenet", (*_ORT, "--fault", "crash:needs=GlobalAveragePool")),
-    Plant("decoder, wrong operator", "decoder", (*_ORT, "--fault", "corrupt:needs=Softmax_739"), compared=False),
-    Plant("decoder, crash", "decoder", (*_ORT, "--fault", "crash:needs=Sigmoid_274"), compared=False),
-    Plant("encoder, compiler crash", "crashing", ("--runtime", "iree")),
-    Plant(
-        "encoder, slow layer",
-        "encoder",
-        (*_ORT, "--slow", "0.8", "--fault", "pace:seconds=0.3,needs=Softmax_134"),
-        False,
-    ),
-    Plant(
-        "mobilenet, slow layer",
-        "mobilenet",
-        (*_ORT, "--slow", "0.8", "--fault", "pace:seconds=0.3,needs=weight_77"),
-        False,
-    ),
+    Plant("encoder, wrong weight", "encoder", "weight:weight_40"),
+    Plant("encoder, wrong operator", "encoder", "operator:Softmax_134"),
+    Plant("encoder, crash", "encoder", "crash:Erf_151"),
+    Plant("encoder, hang", "encoder", "hang:Softmax_93", ("--timeout", "4")),
+    Plant("mobilenet, wrong weight", "mobilenet", "weight:weight_77"),
+    Plant("mobilenet, wrong operator", "mobilenet", "operator:GlobalAveragePool"),
+    Plant("mobilenet, crash", "mobilenet", "crash:GlobalAveragePool"),
+    Plant("decoder, wrong operator", "decoder", "operator:Softmax_739", compared=False),
+    Plant("decoder, crash", "decoder", "crash:Sigmoid_274", compared=False),
+    Plant("encoder, compiler crash", "crashing", "", ("--runtime", "iree")),
+    Plant("encoder, slow layer", "encoder", "slow:Softmax_134", ("--slow", "0.8"), compared=False),
+    Plant("mobilenet, slow layer", "mobilenet", "slow:weight_77", ("--slow", "0.8"), compared=False),
 )
 
 
@@ -79,13 +99,16 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="only faults with TEXT in their name")
     asked = parser.parse_args()
     rows: list[common.Row] = []
+    notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hil-reduce-") as name:
         folder = Path(name)
         made: dict[str, Path] = {}
         for plant in (one for one in PLANTS if asked.only in one.name):
             if plant.model not in made:
                 made[plant.model] = MAKERS[plant.model](folder / f"{plant.model}.onnx")
-            mine = reduce_with_hil(plant, made[plant.model], folder)
+            *mine, reproduced = reduce_with_hil(plant, made[plant.model], folder)
+            notes.append(f"{plant.name}: stock tools {'reproduce' if reproduced else 'do not reproduce'} the failure")
+            print(notes[-1], file=sys.stderr, flush=True)
             rival = None
             if asked.polygraphy and plant.compared:
                 rival = reduce_with_polygraphy(asked.polygraphy, plant, made[plant.model], folder)
@@ -102,27 +125,51 @@ def main() -> None:
                     )
                 )
                 print(rows[-1], file=sys.stderr, flush=True)
-    common.show("reduce", rows, [], as_json=asked.json)
+    common.show("reduce", rows, notes, as_json=asked.json)
 
 
-def reduce_with_hil(plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float]:
-    """Return nodes, runs, seconds and MiB."""
+def reduce_with_hil(plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float, bool]:
+    """Return nodes, runs, seconds, MiB, and whether the script of the report reproduces the failure."""
     command = [
         sys.executable,
         "-m",
         "hil",
         "reduce",
         str(model),
-        *plant.options,
+        *plant.command,
         "--out",
         str(folder / "out"),
         "--json",
     ]
-    done, seconds, memory = run_measured(command, folder)
+    done, seconds, memory = run_measured(command, folder, plant.environment)
     found = json.loads(done.stdout)
     if "nodes_after" not in found:
         raise SystemExit(f"{plant.name}: {done.stderr}")
-    return found["nodes_after"], len(found["trials"]), seconds, memory
+    return found["nodes_after"], len(found["trials"]), seconds, memory, run_stock(plant, found)
+
+
+def run_stock(plant: Plant, found: Mapping[str, Any]) -> bool:
+    """Run the script of a bug report. Return whether it reproduces the failure."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with subprocess.Popen(
+        shlex.split(found["stock"]),
+        cwd=found["folder"],
+        env={**plant.environment, "PATH": tools},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as script:
+        try:
+            printed, _ = script.communicate(timeout=_STOCK_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(script.pid, signal.SIGKILL)
+            return plant.fault.startswith("hang")
+    if plant.fault.startswith("slow"):
+        shortest = re.match(r"shortest (\S+) ms", printed)
+        return shortest is not None and float(shortest[1]) >= 1e3 * _SLOW_S
+    crashes = plant.fault.startswith("crash") or not plant.fault
+    return script.returncode < 0 or script.returncode > 128 if crashes else script.returncode == 1
 
 
 def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -> tuple[float, float, float, float]:
@@ -132,19 +179,22 @@ def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -
     """
     output = folder / "reduced.onnx"
     output.unlink(missing_ok=True)
-    check = [sys.executable, "-m", "hil", "run", "polygraphy_debug.onnx", *plant.options, "--out", str(folder / "runs")]
-    done, seconds, memory = run_measured(
-        [tool, "debug", "reduce", str(model), "-o", str(output), "--mode", "bisect", "--check", *check], folder
-    )
+    check = [sys.executable, "-m", "hil", "run", "polygraphy_debug.onnx", *plant.command, "--out", str(folder / "runs")]
+    command = [tool, "debug", "reduce", str(model), "-o", str(output), "--mode", "bisect", "--check", *check]
+    done, seconds, memory = run_measured(command, folder, plant.environment)
     runs = done.stdout.count("RUNNING | Iteration")
     nodes = len(onnx.load(output).graph.node) if output.exists() else 0
     return nodes, runs, seconds, memory
 
 
-def run_measured(command: Sequence[str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float, float]:
+def run_measured(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> tuple[subprocess.CompletedProcess[str], float, float]:
     """Run a command. Return the completed process, the seconds, and the peak memory of its processes in MiB."""
     start, peak, ended = time.monotonic(), [0.0], threading.Event()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
     def sample() -> None:
         while not ended.wait(_SAMPLE_S):
