@@ -179,9 +179,21 @@ def reduce_with_polygraphy(tool: str, plant: Plant, model: Path, folder: Path) -
     """
     output = folder / "reduced.onnx"
     output.unlink(missing_ok=True)
-    check = [sys.executable, "-m", "hil", "run", "polygraphy_debug.onnx", *plant.command, "--out", str(folder / "runs")]
+    # Only the check uses the faulty runtime, because polygraphy also uses ONNX Runtime.
+    names = ("PYTHONPATH", "HIL_FAULTY_RUNTIME")
+    check = ["env", *(f"{name}={plant.environment[name]}" for name in names if name in plant.environment)]
+    check += [
+        sys.executable,
+        "-m",
+        "hil",
+        "run",
+        "polygraphy_debug.onnx",
+        *plant.command,
+        "--out",
+        str(folder / "runs"),
+    ]
     command = [tool, "debug", "reduce", str(model), "-o", str(output), "--mode", "bisect", "--check", *check]
-    done, seconds, memory = run_measured(command, folder, plant.environment)
+    done, seconds, memory = run_measured(command, folder, os.environ)
     runs = done.stdout.count("RUNNING | Iteration")
     nodes = len(onnx.load(output).graph.node) if output.exists() else 0
     return nodes, runs, seconds, memory

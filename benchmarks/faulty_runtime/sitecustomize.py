@@ -49,16 +49,16 @@ class _Finder:
 def _patch(sessions: Any, kind: str, needed: str) -> None:
     create = sessions.__init__
 
-    def create_faulty(self: Any, model: Any, options: Any = None, *others: Any, **more: Any) -> None:
-        content = bytes(model) if isinstance(model, (bytes, bytearray, memoryview)) else Path(model).read_bytes()
-        if needed.encode() not in content or _is_exact(options):
-            create(self, model, options, *others, **more)
+    def create_faulty(self: Any, model: Any, sess_options: Any = None, *others: Any, **more: Any) -> None:
+        folder = None if isinstance(model, (bytes, bytearray, memoryview)) else Path(model).parent
+        content = bytes(model) if folder is None else Path(model).read_bytes()
+        if needed.encode() not in content or _is_exact(sess_options):
+            create(self, model, sess_options, *others, **more)
         elif kind in ("weight", "operator"):
-            folder = None if isinstance(model, (bytes, bytearray, memoryview)) else Path(model).parent
-            options = _set_folder(options, folder)
-            create(self, _change(content, folder, needed, is_weight=kind == "weight"), options, *others, **more)
+            changed = _change(content, folder, needed, is_weight=kind == "weight")
+            create(self, changed, _set_folder(sess_options, folder), *others, **more)
         else:
-            create(self, model, options, *others, **more)
+            create(self, model, sess_options, *others, **more)
             self._sess = _Session(self._sess, kind)
 
     sessions.__init__ = create_faulty
