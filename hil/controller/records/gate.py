@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from hil.controller.records.base import Count, Record, Timestamp, note
+from hil.controller.records.base import Count, Number, Record, Timestamp, note
 from hil.controller.records.bench import Interval
 from hil.controller.records.history import SeriesKey
 from hil.controller.records.outputs import Origin
@@ -32,6 +32,18 @@ class GateSide(Record, kw_only=True):
     program: Annotated[str, note("digest of the program, or empty")]
     again: Annotated[str, note("outcome when the gate ran the program again; empty if it did not")] = ""
     again_p50_ns: Annotated[float | None, note("median of the new measurement; null without one")] = None
+
+
+class GateScore(Record, kw_only=True):
+    """Scores of two evaluations on the board, for the samples that both contain."""
+
+    old: Number
+    new: Number
+    difference: Annotated[Number, note("new score - old score")]
+    interval: Annotated[Interval | None, note("of the difference, paired by sample; null if there is none")]
+    samples: Count
+    is_higher_better: bool
+    is_share: Annotated[bool, note("true if the score 1 is 100 %")]
 
 
 class BlamedCommit(Record, kw_only=True):
@@ -86,6 +98,7 @@ class GateVerdict(Record, kw_only=True):
     old: Annotated[GateSide | None, note("the baseline's measurement; null without a baseline")]
     ratio: Annotated[float | None, note("new time divided by old time, measured in turns; null if not measured")] = None
     interval: Annotated[Interval | None, note("of the ratio")] = None
+    score: Annotated[GateScore | None, note("null if the series is not an evaluation")] = None
     rounds: Annotated[Count, note("rounds in which both programs ran in turns")] = 0
     rounds_needed: Annotated[Count, note("estimated further rounds until a verdict; 0 if decided")] = 0
     board_s: Annotated[float, note("time that the gate used the board, in seconds", ge=0)] = 0.0

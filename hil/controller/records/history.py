@@ -11,7 +11,7 @@ from hil.controller.records.run import Digest, StoredSpec
 
 # Maximum number of samples in an entry.
 MAX_SAMPLES = 10_000
-Kind = Annotated[str, note("`run`, `bench`, `suite`, or the format of an imported file")]
+Kind = Annotated[str, note("`run`, `bench`, `eval`, `suite`, or the format of an imported file")]
 
 
 class SeriesKey(Record, kw_only=True):
@@ -27,7 +27,9 @@ class SeriesKey(Record, kw_only=True):
     board: Annotated[str, note("empty if the case never reached a board")]
     runtime: Annotated[str, note("empty if unknown")]
     flow: Annotated[str, note("of a suite, or empty")] = ""
-    flags: Annotated[tuple[str, ...], note("flags that the user set: compiler flags, sizes, concurrency, time")] = ()
+    flags: Annotated[
+        tuple[str, ...], note("flags that the user set: compiler flags, sizes, concurrency, time, metric and dataset")
+    ] = ()
 
 
 class SourceState(Record, kw_only=True):
@@ -71,6 +73,17 @@ class AnswerError(Record, kw_only=True):
     mismatches: Count | None = None
 
 
+class EntryScore(Record, kw_only=True):
+    """Score of an evaluation."""
+
+    metric: str
+    board: Number
+    reference: Number
+    samples: Annotated[Count, note("number of evaluated samples")]
+    is_higher_better: bool
+    is_share: Annotated[bool, note("true if the score 1 is 100 %")]
+
+
 class HistoryNote(Record, kw_only=True):
     """A note on a commit, a run or an entry."""
 
@@ -96,6 +109,7 @@ class HistoryEntry(Record, kw_only=True):
     outcome: Annotated[str, note("an outcome; SKIP if the output was not compared")]
     reason: str = ""
     error: Annotated[AnswerError | None, note("null if the output was not compared")] = None
+    score: Annotated[EntryScore | None, note("null if the entry is not an evaluation")] = None
     iterations: Annotated[Count, note("number of timed iterations; may exceed the number of samples")] = 0
     clock: Annotated[Literal["board", "host"] | None, note("clock of the times; null without times")] = None
     cold_ns: Annotated[int | None, note("first iteration after the load; not in the samples")] = None
@@ -151,12 +165,23 @@ class SeriesList(Record, kw_only=True):
     series: Annotated[list[SeriesSummary], note("sorted by model and case")]
 
 
+class SeriesChange(Record, kw_only=True):
+    """A change of the level of a series."""
+
+    run: Annotated[str, note("first run with the new level")]
+    commit: str
+    created: Timestamp
+    ratio: Annotated[float, note("median after the change divided by the median before")]
+    p_value: Annotated[float, note("probability of such a change in a series without changes")]
+
+
 class SeriesHistory(Record, kw_only=True):
     """Output of `hil history show`."""
 
     id: str
     key: SeriesKey
     entries: Annotated[list[HistoryEntry], note("oldest first")]
+    changes: Annotated[list[SeriesChange], note("changes of the median or score, oldest first")]
 
 
 class AddedEntries(Record, kw_only=True):

@@ -147,15 +147,27 @@ def show(series: str, place: Path | None, as_json: bool) -> int:
     uncommitted changes. The spread is the interquartile range relative to the median.
     """
     from hil.controller.records.history import SeriesHistory
-    from hil.controller.workloads.history.tables import ENTRY_HEADS, describe_entry, describe_key, list_notes
+    from hil.controller.workloads.history.entry_changes import describe_changes
+    from hil.controller.workloads.history.tables import (
+        ENTRY_HEADS,
+        EVALUATION_HEADS,
+        describe_change,
+        describe_entry,
+        describe_key,
+        list_notes,
+    )
 
     with open_history(place) as store:
         summary = store.find_series(series)
-        found = SeriesHistory(id=summary.id, key=summary.key, entries=list(store.entries(summary.id)))
+        entries = list(store.entries(summary.id))
+    found = SeriesHistory(id=summary.id, key=summary.key, entries=entries, changes=describe_changes(entries))
 
     def print_entries() -> None:
         click.echo(f"{found.id}  {describe_key(found.key)}")
-        _print_table(ENTRY_HEADS, [describe_entry(one) for one in found.entries], ("median", "spread", "samples"))
+        heads = EVALUATION_HEADS if found.key.kind == "eval" else ENTRY_HEADS
+        _print_table(heads, [describe_entry(one) for one in found.entries], heads[2:5])
+        for change in found.changes:
+            click.echo(describe_change(change))
         for entry in found.entries:
             for text in list_notes(entry):
                 click.echo(f"{entry.run} {entry.case}: {text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.detection.changes import Change, find_changes
+from hil.controller.analysis.detection.changes import Change
 from hil.controller.analysis.detection.median_ranks import rank_interval
 from hil.controller.analysis.steps import Level, levels
 from hil.controller.records.bench import Interval
-from hil.controller.records.history import HistoryEntry, SeriesSummary
+from hil.controller.records.history import EntryScore, HistoryEntry, SeriesSummary
 from hil.controller.storage.history.store import HistoryStore, relative_spread
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.charts import plain_chart
 from hil.controller.web.index.series import flips_among
 from hil.controller.web.text.entries import gravest_kind
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS
+from hil.controller.workloads.history.entry_changes import find_entry_changes, value_of
 from hil.controller.workloads.history.tables import describe_key
 from hil.core.cancellation import check_cancelled
 from hil.core.results import BOARD_OUTCOMES
@@ -41,6 +41,17 @@ class MeasuredRun:
     interval: Interval | None  # of the median, in nanoseconds; None with too few samples
 
     @property
+    def value(self) -> float | None:
+        """Median in nanoseconds, or score; shares in percent."""
+        return value_of(self.entry)
+
+    @property
+    def reference(self) -> float | None:
+        """Score of an evaluation's reference, shares in percent."""
+        score = self.entry.score
+        return None if score is None else value_of(self.entry.replace(score=score.replace(board=score.reference)))
+
+    @property
     def commit(self) -> str:
         """First digits of the commit, with a mark for uncommitted changes."""
         return f"{self.entry.source.commit[:COMMIT_DIGITS]}{'+' if self.entry.source.dirty else ''}"
@@ -52,10 +63,15 @@ class RunSeries:
 
     summary: SeriesSummary
     runs: Sequence[MeasuredRun]
-    judged: Sequence[int]  # indices of the runs with comparable times
+    judged: Sequence[int]  # indices of the runs with comparable times or scores
     levels: Sequence[Level]  # levels with indices into ``judged``
     changes: Sequence[tuple[int, Change]]  # index of the first run with a new level, and the change
     flips: Sequence[int]  # indices of the runs that start to fail or to pass
+
+    @property
+    def score(self) -> EntryScore | None:
+        """Score of an evaluation, or None if the series has times."""
+        return next((one.entry.score for one in self.runs if one.entry.score is not None), None)
 
 
 @contextlib.contextmanager
@@ -110,43 +126,34 @@ def read_run_series(folder: Path, name: str) -> RunSeries:
 
 
 def judge_runs(summary: SeriesSummary, runs: Sequence[MeasuredRun]) -> RunSeries:
-    """Find the levels and changes in runs in time order.
-
-    As in `hil gate`, runs with board errors and times of other clocks than the newest are not compared.
-    """
-    clock = next((one.entry.clock for one in reversed(runs) if one.entry.p50_ns is not None), None)
-    judged = [index for index, one in enumerate(runs) if _is_comparable(one.entry) and one.entry.clock == clock]
-    times = [one.entry.p50_ns or 0.0 for one in runs]
-    values = [times[index] for index in judged]
-    changes = find_changes(values)
+    """Find the levels and changes in runs in time order."""
+    found = find_entry_changes([one.entry for one in runs])
     known = np.array([one.entry.outcome not in ("SKIP", *BOARD_OUTCOMES) for one in runs], np.bool_)
     fails = np.array([is_failing(one.entry.outcome) for one in runs], np.bool_)
     return RunSeries(
         summary,
         runs,
-        judged,
-        levels(values, [one.index for one in changes]),
-        [(judged[one.index], one) for one in changes],
+        found.judged,
+        levels(found.values, [one.index for _, one in found.changes]),
+        found.changes,
         sorted([*flips_among(known, fails), *flips_among(known, ~fails)]),
     )
 
 
-def _is_comparable(entry: HistoryEntry) -> bool:
-    value = entry.p50_ns
-    return value is not None and math.isfinite(value) and value > 0 and entry.outcome not in BOARD_OUTCOMES
-
-
 def chart_runs(found: RunSeries) -> dict[str, Any]:
-    """Return the chart of a series: medians with intervals, levels, changes, outcomes, notes and confirmed runs."""
-    runs = found.runs
+    """Return the chart of a series: medians with intervals, levels, changes, outcomes, notes and confirmed runs.
+
+    The chart of an evaluation has scores instead of medians.
+    """
+    runs, score = found.runs, found.score
     chart = plain_chart(
-        "median time",
-        "ns",
+        "median time" if score is None else score.metric,
+        "ns" if score is None else "%" if score.is_share else "",
         [one.entry.created for one in runs],
-        [one.entry.p50_ns for one in runs],
+        [value_of(one.entry) for one in runs],
         found.judged,
         found.levels,
-        1,
+        -1 if score is not None and score.is_higher_better else 1,
         [gravest_kind([one.entry.outcome], finished=True) for one in runs],
         [index for index, one in enumerate(runs) if one.entry.annotations],
     )

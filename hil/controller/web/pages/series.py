@@ -23,7 +23,20 @@ _SERIES = (
     *("commit", "created"),
 )
 _RUN = (
-    *("created", "commit", "branch", "p50_ns", "low_ns", "high_ns", "spread", "iterations", "outcome", "board", "run"),
+    *(
+        "created",
+        "commit",
+        "branch",
+        "p50_ns",
+        "low_ns",
+        "high_ns",
+        "spread",
+        "score",
+        "iterations",
+        "outcome",
+        "board",
+        "run",
+    ),
     *("confirmed", "level_begins", "notes", "reason"),
 )
 
@@ -101,7 +114,14 @@ def series_csv(request: Request) -> Response:
             (
                 *(when(one.entry.created), one.commit, one.entry.source.branch, one.entry.p50_ns),
                 *((one.interval.low, one.interval.high) if one.interval else (None, None)),
-                *(one.spread, one.entry.iterations, one.entry.outcome, one.entry.board.name, one.entry.run),
+                *(
+                    one.spread,
+                    one.entry.score and one.entry.score.board,
+                    one.entry.iterations,
+                    one.entry.outcome,
+                    one.entry.board.name,
+                    one.entry.run,
+                ),
                 *(one.entry.confirmed, index in starts, "; ".join(note.text for note in one.entry.annotations)),
                 one.entry.reason,
             )

@@ -21,7 +21,13 @@ _ROUNDING = 1e-12
 
 
 def compute_scores(
-    metric: Metric, samples: Sequence[EvaluatedSample], *, total: int, seed: int, stopped_early: bool
+    metric: Metric,
+    samples: Sequence[EvaluatedSample],
+    *,
+    total: int,
+    seed: int,
+    stopped_early: bool,
+    level: float = LEVEL,
 ) -> EvaluationScores | None:
     """Return the scores of samples, or None without samples.
 
@@ -30,6 +36,7 @@ def compute_scores(
         seed: seed of the bootstrap.
         stopped_early: True if the evaluation stopped early because of its scores. The interval then remains valid for
             any time of the stop.
+        level: probability that the interval contains the true difference.
     """
     if not samples:
         return None
@@ -40,13 +47,13 @@ def compute_scores(
     only_board, only_reference = _count_discordant(metric, samples)
     interval: ScoreInterval | None = None
     if stopped_early and metric.bounds is not None:
-        ends = sorted(_to_difference(metric, one) for one in bound_mean(_to_unit(metric, samples), total, LEVEL))
-        interval = ScoreInterval(low=ends[0], high=ends[1], level=LEVEL, method="betting")
+        ends = sorted(_to_difference(metric, one) for one in bound_mean(_to_unit(metric, samples), total, level))
+        interval = ScoreInterval(low=ends[0], high=ends[1], level=level, method="betting")
     elif only_board is not None:
-        low, high = tango_interval(only_board, only_reference or 0, len(samples))
-        interval = ScoreInterval(low=low, high=high, level=LEVEL, method="tango")
-    elif found := bootstrap_interval(board, reference, len(samples), seed=seed):
-        interval = ScoreInterval(low=found[0], high=found[1], level=LEVEL, method="bootstrap")
+        low, high = tango_interval(only_board, only_reference or 0, len(samples), level)
+        interval = ScoreInterval(low=low, high=high, level=level, method="tango")
+    elif found := bootstrap_interval(board, reference, len(samples), seed=seed, level=level):
+        interval = ScoreInterval(low=found[0], high=found[1], level=level, method="bootstrap")
     losing = sorted((one for one in samples if _gain(metric, one) < 0), key=lambda one: _gain(metric, one))
     return EvaluationScores(
         board=scores[0],

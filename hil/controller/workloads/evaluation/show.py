@@ -33,7 +33,7 @@ def print_evaluation(console: Console, record: EvaluationRecord) -> None:
 
 def describe_scores(scores: EvaluationScores, *, is_share: bool) -> str:
     """Return both scores in one line."""
-    board, reference = (_format(value, is_share) for value in (scores.board, scores.reference))
+    board, reference = (format_score(value, is_share) for value in (scores.board, scores.reference))
     return f"{board} on the board, {reference} on the reference"
 
 
@@ -45,11 +45,11 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
     if scores is not None:
         better = "" if record.is_higher_better else " (lower is better)"
         yield f"  metric       {record.settings.metric}{better}"
-        yield f"  board        {_format(scores.board, share)}"
-        yield f"  reference    {_format(scores.reference, share)}  {record.reference}".rstrip()
+        yield f"  board        {format_score(scores.board, share)}"
+        yield f"  reference    {format_score(scores.reference, share)}  {record.reference}".rstrip()
         yield f"  difference   {_describe_difference(scores, share)}"
         if record.allowed_drop is not None:
-            yield f"  allowed drop {_format(record.allowed_drop, share)}"
+            yield f"  allowed drop {format_score(record.allowed_drop, share)}"
         yield f"  answers      {scores.differing} of {record.evaluated} differ from the reference"
     if record.outcome is None or record.outcome.value not in ("PASS", "FAIL"):
         if record.reason:
@@ -60,7 +60,7 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
         rows = [("worst samples", "board", "reference", "answers")]
         for one in scores.worst:
             answers = f"{_shorten(one.board_answer)} / {_shorten(one.reference_answer)}"
-            row = (one.name, _format(one.board, share), _format(one.reference, share))
+            row = (one.name, format_score(one.board, share), format_score(one.reference, share))
             rows.append((*row, "" if one.board_answer is None else answers))
         yield from (f"  {text}".rstrip() for text in aligned(rows, left=1))
     if record.folder:
@@ -68,16 +68,17 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
 
 
 def _describe_difference(scores: EvaluationScores, share: bool) -> str:
-    parts = [_format(scores.difference, share, "+")]
+    parts = [format_score(scores.difference, share, "+")]
     if (found := scores.interval) is not None:
-        ends = f"{_format(found.low, share, '+')} to {_format(found.high, share, '+')}"
+        ends = f"{format_score(found.low, share, '+')} to {format_score(found.high, share, '+')}"
         parts.append(f"{100 * found.level:g} % interval {ends} ({found.method})")
     if scores.p_value is not None:
         parts.append(f"McNemar p = {scores.p_value:.3g}")
     return ", ".join(parts)
 
 
-def _format(value: float | str | None, share: bool, sign: str = "") -> str:
+def format_score(value: float | str | None, share: bool, sign: str = "") -> str:
+    """Return a score as text, shares in percent."""
     number = parse_number(value)
     if number is None:
         return "-"

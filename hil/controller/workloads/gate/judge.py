@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.sequential import Decision
-from hil.controller.records.gate import GateSide, GateVerdict, GateVerdictName
+from hil.controller.records.base import parse_number
+from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.workloads.evaluation.show import format_score
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 
@@ -47,16 +50,19 @@ def needs_board(case: GateCase) -> bool:
     """Return whether the programs must run again for a verdict."""
     if case.suspect is None or case.old is None or not case.is_stored or case.new.outcome in BOARD_OUTCOMES:
         return False
+    if case.new.score is not None:  # the score depends on many samples, and its interval includes their variation
+        return False
     return case.new.program != case.old.program
 
 
-def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
+def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | str = "") -> GateVerdict:
     """Return the verdict on a series.
 
     Args:
         again: the new measurement; None if the gate did not run the programs.
+        score: scores of two evaluations, or why they cannot be compared; "" for other series.
     """
-    verdict, reason = _judge_again(case, again) if again is not None else _judge_stored(case)
+    verdict, reason = _judge_again(case, again) if again is not None else _judge_stored(case, score)
     changes = list_changes(case.old, case.new) if case.old is not None else []
     is_same_source = case.old is not None and case.old.source.commit == case.new.source.commit != ""
     if verdict in ("broken", "regressed") and is_same_source and not case.new.source.dirty and _has_new_tools(case):
@@ -69,6 +75,7 @@ def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
         suspect=case.suspect.kind if case.suspect is not None else "",
         new=_describe_side(case.new),
         old=_describe_side(case.old) if case.old is not None else None,
+        score=score if isinstance(score, GateScore) else None,
         changes=changes,
     )
     if again is None:
@@ -86,7 +93,7 @@ def judge_case(case: GateCase, again: Remeasurement | None) -> GateVerdict:
     return found
 
 
-def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
+def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictName, str]:
     """Return the verdict without a new measurement, and its reason."""
     new, old = case.new, case.old
     if new.outcome in BOARD_OUTCOMES:
@@ -95,6 +102,8 @@ def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
     if old is None:
         return ("broken", f"{new.outcome}: {new.reason}") if is_wrong else ("new", "the baseline has no measurement")
     is_same = bool(new.program) and new.program == old.program
+    if score and is_wrong == (exit_code_for(old.outcome) != 0):
+        return ("undecided", score) if isinstance(score, str) else _judge_score(old, score)
     if is_wrong and exit_code_for(old.outcome) != 0:
         return "no change", f"{new.outcome}; {_name_run(old)} also failed"
     if is_wrong and is_same:
@@ -110,6 +119,30 @@ def _judge_stored(case: GateCase) -> tuple[GateVerdictName, str]:
     if is_same:
         return "no change", f"same program as {_name_run(old)}"
     return "undecided", "hil cannot run both programs again: the history does not contain them"
+
+
+def _judge_score(old: HistoryEntry, score: GateScore) -> tuple[GateVerdictName, str]:
+    before, after = (format_score(value, score.is_share) for value in (score.old, score.new))
+    text = f"score {after}, {before} at {_name_run(old)}"
+    if score.interval is not None:
+        ends = [format_score(value, score.is_share, "+") for value in (score.interval.low, score.interval.high)]
+        text += f"; {100 * score.interval.level:g} % interval of the difference: {ends[0]} to {ends[1]}"
+    names: dict[str, GateVerdictName] = {"worse": "regressed", "better": "improved", "same": "no change"}
+    return names[find_direction(score)], text
+
+
+def find_direction(score: GateScore) -> str:
+    """Return ``better`` or ``worse`` if the difference is certain, otherwise ``same``.
+
+    A score that is not a number is worse than a number.
+    """
+    old, new = (parse_number(value) for value in (score.old, score.new))
+    old_is_number, new_is_number = (value is not None and not math.isnan(value) for value in (old, new))
+    if old_is_number != new_is_number:
+        return "better" if new_is_number else "worse"
+    if score.interval is None or score.interval.low <= 0 <= score.interval.high:
+        return "same"
+    return "better" if (score.interval.low > 0) == score.is_higher_better else "worse"
 
 
 def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:

@@ -24,6 +24,7 @@ from hil.controller.workloads.gate.judge import judge_case, needs_board
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
+from hil.controller.workloads.gate.scores import compare_stored_scores
 from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
@@ -147,7 +148,7 @@ class _GateRun:
         left = [case for case in self._plan.cases if (case.series, case.new.run) not in judged]
         for case in left:
             if not needs_board(case):
-                self._record.verdicts.append(judge_case(case, None))
+                self._record.verdicts.append(judge_case(case, None, compare_stored_scores(case)))
         self._save()
         rounds = RoundsFile(self._run.folder)
         try:

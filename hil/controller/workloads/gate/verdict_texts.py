@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import seconds
+from hil.controller.workloads.evaluation.show import format_score
 
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 # Shown digits of a commit.
@@ -14,11 +15,11 @@ COMMIT_DIGITS = 9
 # Verdict -> explanation, for the rules in SARIF and for readers of reports.
 MEANINGS = {
     "broken": "the new program fails, and the old program passes or does not exist",
-    "regressed": "the new program is slower than the old program when both run alternately",
+    "regressed": "the new program is slower when both programs run alternately, or the score of an evaluation is worse",
     "toolchain": "the same commit is broken or slower with a different compiler or runtime",
     "undecided": "the change is suspect, but hil could not decide",
     "board fault": "the board failed, or both programs changed",
-    "improved": "the new program is faster, or it passes and the old program fails",
+    "improved": "the new program is faster, has a better score, or passes while the old program fails",
     "no change": "the outputs are correct, and the time is the same",
     "new": "the baseline has no measurement",
 }
@@ -28,7 +29,8 @@ def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
     """Return the cells of a verdict for :data:`HEADS`."""
     return (
         *(one.verdict, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
-        *(_describe_time(one.old), _describe_time(one.new), _describe_ratio(one), str(one.rounds or "-"), one.reason),
+        *(_describe_side(one, one.old), _describe_side(one, one.new), _describe_ratio(one)),
+        *(str(one.rounds or "-"), one.reason),
     )
 
 
@@ -72,9 +74,12 @@ def _list_cause(cause: GateCause) -> Iterator[str]:
         yield f"tested: {tried.commit[:COMMIT_DIGITS]} {tried.outcome}: {tried.reason}"
 
 
-def _describe_time(side: GateSide | None) -> str:
+def _describe_side(one: GateVerdict, side: GateSide | None) -> str:
+    """Return the median time of a measurement, or the score of an evaluation."""
     if side is None:
         return "-"
+    if one.score is not None:
+        return format_score(one.score.new if side is one.new else one.score.old, one.score.is_share)
     if exit_code_for(side.outcome):
         return side.outcome
     return seconds(None if side.p50_ns is None else side.p50_ns / 1e9)

@@ -10,8 +10,10 @@ from typing import Any
 from hil.controller.analysis.bench.store import read_bench
 from hil.controller.records.base import read_record
 from hil.controller.records.bench import BenchRecord, SideRecord
+from hil.controller.records.evaluation import EvaluationRecord
 from hil.controller.records.history import (
     AnswerError,
+    EntryScore,
     HistoryEntry,
     MeasuredBoard,
     SeriesKey,
@@ -24,6 +26,7 @@ from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, Sto
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
+from hil.controller.workloads.evaluation.stored import find_evaluation
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.controller.workloads.suites.reports.results import worst_output
@@ -82,6 +85,7 @@ class Collector:
         state = self._options.state_of(record.origin)
         bench = read_bench(run) if (run.folder / _BENCH).is_file() else None
         sides = {side.name: side for side in bench.sides} if bench else {}
+        evaluation = find_evaluation(run)
         for case in record.cases:
             side = sides.get(case.name)
             if case.outcome is None:
@@ -92,6 +96,8 @@ class Collector:
             else:
                 program = self._keep_program(case, run)
                 entry = make_run_entry(record, case, state, str(run.folder.absolute()), bench, side)
+                if evaluation is not None:
+                    entry = add_score(entry, evaluation)
                 self.found.entries.append(entry.replace(program=program))
 
     def _keep_program(self, case: RunCase, run: Run) -> str:
@@ -191,6 +197,25 @@ def make_run_entry(
             notes=provenance.notes
         ),
     )
+
+
+def add_score(entry: HistoryEntry, evaluation: EvaluationRecord) -> HistoryEntry:
+    """Return the entry of an evaluation. The metric and the dataset belong to the identity of the series."""
+    settings, scores = evaluation.settings, evaluation.scores
+    flags = [f"--metric {settings.metric}", f"--dataset {shorten_model(settings.dataset)}"]
+    flags += [f"--output {settings.output}"] if settings.output else []
+    key = entry.key.replace(kind="eval", flags=(*entry.key.flags, *flags))
+    if scores is None:
+        return entry.replace(key=key)
+    score = EntryScore(
+        metric=settings.metric,
+        board=scores.board,
+        reference=scores.reference,
+        samples=evaluation.evaluated,
+        is_higher_better=evaluation.is_higher_better,
+        is_share=evaluation.is_share,
+    )
+    return entry.replace(key=key, score=score)
 
 
 def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, folder: str) -> HistoryEntry:

@@ -7,15 +7,17 @@ import io
 import time
 from collections.abc import Iterable, Iterator
 
-from hil.controller.records.history import HistoryEntry, SeriesKey, SeriesSummary
+from hil.controller.records.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import relative_spread, series_id
 from hil.controller.storage.screen.texts import as_text, line, seconds
+from hil.controller.workloads.evaluation.show import format_score
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
 ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
+EVALUATION_HEADS = ("time", "commit", "score", "reference", "samples", "outcome", "board", "run")
 CSV_HEADS = (
     *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
-    *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "iterations", "p50_ns", "spread"),
+    *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "score", "iterations", "p50_ns", "spread"),
     *("compiler", "runtime_version", "program", "annotations"),
 )
 _COMMIT = 9
@@ -38,19 +40,22 @@ def describe_series(one: SeriesSummary) -> tuple[str, ...]:
 
 
 def describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
-    """Return the cells of an entry for :data:`ENTRY_HEADS`."""
-    spread = relative_spread(entry.samples_ns)
+    """Return the cells of an entry for :data:`ENTRY_HEADS`, or for :data:`EVALUATION_HEADS`."""
     mark = "+" if entry.source.dirty else ""
     return (
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created)),
         f"{entry.source.commit[:_COMMIT]}{mark}" or "-",
-        _nanoseconds(entry.p50_ns),
-        "-" if spread is None else f"{100 * spread:.1f} %",
-        str(entry.iterations),
+        *(_describe_times(entry) if entry.score is None else _describe_score(entry.score)),
         entry.outcome,
         entry.board.name or "-",
         entry.run,
     )
+
+
+def describe_change(change: SeriesChange) -> str:
+    """Return a change in one line."""
+    since = change.commit[:_COMMIT] or change.run
+    return f"change: {change.ratio:.3f} times the level before, since {since} (p = {change.p_value:.2g})"
 
 
 def describe_key(key: SeriesKey) -> str:
@@ -78,11 +83,23 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(series_id(key), key.kind, key.model, key.case, key.function, key.board, key.runtime, key.flow),
             *(" ".join(key.flags), entry.run, entry.created, entry.source.commit, entry.source.branch),
             *(entry.source.dirty, entry.outcome, entry.reason, error and error.max_abs, error and error.sqnr_db),
+            *(entry.score and entry.score.board,),
             *(entry.iterations, entry.p50_ns, relative_spread(entry.samples_ns), entry.tools.compiler),
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
+
+
+def _describe_times(entry: HistoryEntry) -> tuple[str, str, str]:
+    spread = relative_spread(entry.samples_ns)
+    cell = "-" if spread is None else f"{100 * spread:.1f} %"
+    return _nanoseconds(entry.p50_ns), cell, str(entry.iterations)
+
+
+def _describe_score(score: EntryScore) -> tuple[str, str, str]:
+    board, reference = (format_score(value, score.is_share) for value in (score.board, score.reference))
+    return board, reference, str(score.samples)
 
 
 def _nanoseconds(value: float | None) -> str:

@@ -113,6 +113,26 @@ def test_runs_of_other_clock_and_board_errors_are_not_compared() -> None:
     assert run_series.judge_runs(None, runs).judged == [0, 1, 3, 5, 7, 8]
 
 
+def test_series_of_evaluation_shows_scores(tmp_path: Path) -> None:
+    with HistoryStore.open(tmp_path / "history", create=True) as store:
+        for number in range(16):
+            board = 0.9 if number < 8 else 0.7
+            score = {"metric": "top1", "board": board, "reference": 0.95, "samples": 500}
+            score |= {"is_higher_better": True, "is_share": True}
+            entry = history_entry(f"r{number}", created=float(number), key={"kind": "eval"}, p50_ns=None, score=score)
+            store.add([entry.replace(samples_ns=[])])
+        name = store.series()[0].id
+    with asking(tmp_path, history=tmp_path / "history") as found:
+        page = found.get("/series", params={"id": name}).text
+        rows = list(csv.DictReader(io.StringIO(found.get("/series.csv", params={"id": name}).text)))
+    assert "Now 70 %" in page and '<span class="verdict worse">0.778x</span> the score before' in page
+    assert '<th scope="col" class="number">Score</th>' in page and "95 %" in page
+    chart = json.loads(unescape(re.search('data-history="([^"]*)"', page)[1]))
+    assert (chart["title"], chart["unit"], chart["values"][0]) == ("top1", "%", 90.0)
+    assert chart["steps"] == [{"at": 8, "worse": True}]
+    assert (rows[0]["score"], rows[-1]["score"]) == ("0.7", "0.9")
+
+
 @pytest.mark.parametrize("name", ["script", "quotes", "turned", "half"])
 def test_series_pages_escape_texts(tmp_path: Path, name: str) -> None:
     text = PAYLOADS[name].encode(errors="replace").decode()

@@ -1,0 +1,65 @@
+"""Find the changes of a series, as `hil gate` finds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hil.controller.analysis.detection.changes import Change, find_changes
+from hil.controller.records.base import parse_number
+from hil.controller.records.history import HistoryEntry, SeriesChange
+from hil.core.results import BOARD_OUTCOMES
+
+
+@dataclass(frozen=True)
+class EntryChanges:
+    """Changes among the entries of a series.
+
+    Attributes:
+        values: value of each entry that is comparable; see :func:`value_of`.
+        judged: indices of these entries.
+        changes: index of the first entry with a new level, and the change.
+    """
+
+    values: Sequence[float]
+    judged: Sequence[int]
+    changes: Sequence[tuple[int, Change]]
+
+
+def find_entry_changes(entries: Sequence[HistoryEntry]) -> EntryChanges:
+    """Find the changes in entries in time order.
+
+    Entries with board errors, and times of other clocks than the newest, are not compared.
+    """
+    clock = next((one.clock for one in reversed(entries) if one.p50_ns is not None), None)
+    judged = [index for index, one in enumerate(entries) if one.clock == clock and _is_comparable(one)]
+    values = [value_of(entries[index]) or 0.0 for index in judged]
+    return EntryChanges(values, judged, [(judged[one.index], one) for one in find_changes(values)])
+
+
+def value_of(entry: HistoryEntry) -> float | None:
+    """Return the score of an evaluation, shares in percent, or the median time of another entry in nanoseconds."""
+    if entry.score is None:
+        return entry.p50_ns
+    value = parse_number(entry.score.board)
+    return None if value is None else 100 * value if entry.score.is_share else value
+
+
+def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
+    """Return the records of all changes, oldest first."""
+    return [
+        SeriesChange(
+            run=entries[index].run,
+            commit=entries[index].source.commit,
+            created=entries[index].created,
+            ratio=one.ratio,
+            p_value=one.p_value,
+        )
+        for index, one in find_entry_changes(entries).changes
+    ]
+
+
+def _is_comparable(entry: HistoryEntry) -> bool:
+    value = value_of(entry)
+    return value is not None and math.isfinite(value) and value > 0 and entry.outcome not in BOARD_OUTCOMES
