@@ -47,7 +47,7 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         type=Quota.parse,
         default=Quota(),
         metavar="BYTES|SHARE%",
-        help="evict unused blobs above this size or share of the free disk (default 50%%)",
+        help="evict unused blobs when the store exceeds this size or share of the free disk (default 50%%)",
     )
     options.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="memory limit of a program")
     options.add_argument("--token-file", type=Path, metavar="FILE", help="file with a token that callers must send")
@@ -160,7 +160,7 @@ def main() -> None:
     options.add_argument(
         "--claim-board",
         action="store_true",
-        help="reserve the machine during a session; agents of other users with this option wait",
+        help="reserve the machine during a session: agents of other users with --claim-board wait",
     )
     arguments = options.parse_args()
     try:

@@ -205,7 +205,9 @@ class _ForkedWorker:
             files = profile(order["warmup"], order["iterations"], Path(place), tool, check)
             if answers.runs not in (0, runs):
                 what = f"the program's profile method reported the outputs of {answers.runs} runs, expected {runs}"
-                raise RunFailed(what, hint="call check for each run: see hil.agent.runtimes.Program")
+                raise RunFailed(
+                    what, hint="call `check` once per run in the profile method: see hil.agent.runtimes.Program"
+                )
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
                 what = f"the profile has {size} bytes, more than the board's {order['limit']} bytes of memory"

@@ -135,7 +135,7 @@ class Sessions:
             BoardError: the fence file is damaged, or the fence has reached the maximum.
         """
         if not ttl_s >= 0:
-            raise UsageError(f"invalid time to live {ttl_s:g} s for a session")
+            raise UsageError(f"invalid time to live {ttl_s:g} s for a session: expected at least 0 s")
         with self._changed:
             seen = self.fence
             if fence and fence < seen:
@@ -148,7 +148,9 @@ class Sessions:
                     f"{min(seen + MOST_JUMP, MOST_FENCE)}"
                 )
             if not fence and seen >= MOST_FENCE:
-                raise BoardError(f"the board has accepted fence {seen}, the maximum", hint=_RESET)
+                raise BoardError(
+                    f"the board accepts no new session: the fence has reached the maximum of {seen}", hint=_RESET
+                )
             if self._claim and not self._claim.take(owner, purpose):
                 return None
             wanted = fence or seen + 1

@@ -215,17 +215,19 @@ def _parser() -> argparse.ArgumentParser:
         "5 no cases to run, 70 internal error in hil.",
     )
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="a .hilb file")
-    options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeats")
+    options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeatable")
     options.add_argument(
-        "--case", action="append", default=[], metavar="C", help="only this case: name or number; repeats"
+        "--case", action="append", default=[], metavar="C", help="only this case (name or number); repeatable"
     )
     options.add_argument(
         "--trusted-keys", type=Path, metavar="FILE", help="reject bundles not signed with any of these keys"
     )
     options.add_argument("--device", default="", help="device of the runtime (default: the first)")
-    options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit for loading and for each case")
+    options.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="timeout in seconds for loading, and for each case"
+    )
     options.add_argument("--no-fallback", action="store_true", help="fail if any node runs on a different device")
-    options.add_argument("--json", action="store_true", dest="as_json", help="one JSON document on stdout")
+    options.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document on stdout")
     return options
 
 

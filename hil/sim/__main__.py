@@ -208,12 +208,12 @@ def main() -> None:
     options.add_argument(
         "--fork-ahead",
         action="store_true",
-        help="fork runtime processes from the starting process, after it imports the runtimes",
+        help="import the runtimes at startup, and fork their processes from the simulator",
     )
     options.add_argument(
         "--kept",
         action="store_true",
-        help="remove the parent directory of --store at the end; --idle-exit first waits until no process locks it",
+        help="remove the parent directory of --store at exit (with --idle-exit: when no process locks it)",
     )
     arguments = options.parse_args()
     try:

@@ -262,7 +262,7 @@ def _check_needs(library: Any, main: str, method: ExecuTorchMethod) -> None:
 def _tensor(name: str, array: Array, value: Value) -> Any:
     if value.dynamic and any(size > most for size, most in zip(array.shape, value.sizes, strict=True)):
         most = "x".join(map(str, value.sizes))
-        raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}, but the program was exported for at most {most}")
+        raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}, but the program accepts at most {most}")
     try:
         return to_torch(array, value.order)
     except HilError as error:
