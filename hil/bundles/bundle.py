@@ -202,7 +202,7 @@ def _own_signatures(program: Artifact) -> dict[str, Signature]:
         if found:
             return found
         raise UsageError(
-            f"only a board can determine the signatures of {program.main}",
+            f"only a board can determine the inputs and outputs of {program.main}",
             hint="select a board with --board; in Python, pass `signatures` to Bundle.create",
         )
     # The program file has no tensor names, so use the names from the model.

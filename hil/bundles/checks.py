@@ -127,7 +127,7 @@ def _tensors(
             if isinstance(dim, str):
                 known, place = sizes.setdefault(dim, (size, f"{kind} {spec.name!r}"))
                 if known != size:
-                    raise UsageError(f"{what} has {size} for dimension {dim!r}, but {place} has {known}")
+                    raise UsageError(f"{what} has size {size} in dimension {dim!r}, but {place} has size {known}")
     return tensors
 
 

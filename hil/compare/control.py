@@ -349,7 +349,7 @@ class Bound:
         }
         found = [name for name, read in others.items() if self._agrees(read)]
         name = self._control.arithmetic
-        text = f"{name} deviates so much that a wrong output would agree: {', '.join(found)}"
+        text = f"the error of {name} is so large that a wrong output would pass: {', '.join(found)}"
         return f"{text}{self._clipped_text()}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:

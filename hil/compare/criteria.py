@@ -239,7 +239,7 @@ class _CriterionParser:
         if criterion.accepts(measure.worst):
             raise VacuousTolerance(
                 f"{self._option} {self._text!r}: {criterion.text} cannot fail: every output passes",
-                hint=f"the worst value is {measure.worst:g}",
+                hint=f"{measure.worst:g} is the worst possible value: use a stricter bound",
             )
 
     def _refuse(self, why: str, place: int | None = None, hint: str = "") -> NoReturn:

@@ -247,7 +247,7 @@ def _grid_step(values: Floats) -> float:
         if float(np.abs(places - np.round(places)).max()) <= GRID_ERROR:
             return step
     raise UsageError(
-        "unknown quantization step: the reference's values are not on a grid", hint="set the step: lsb(step=0.05)<=1"
+        "unknown quantization step: the reference's values have no common step", hint="set the step: lsb(step=0.05)<=1"
     )
 
 

@@ -45,7 +45,7 @@ def match_share(
     if count > MAX_ROWS:
         raise UsageError(f"set has {count} rows, maximum {MAX_ROWS}")
     if iou is not None and not 0 <= at <= columns - 4:
-        raise UsageError(f"a box needs 4 columns from column {at}, but rows have {columns}")
+        raise UsageError(f"a box needs 4 columns from column {at} on, but each row has {columns}")
     sets = [one.reshape(-1, count, columns) for one in (actual, reference)]
     matched = 0
     for ours, theirs in zip(*sets, strict=True):

@@ -413,12 +413,12 @@ def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
     for output in verdict.outputs:
         # SQNR ignores NaN and infinities.
         if (output.sqnr_db is None or output.nonfinite) and not output.passed:
-            return f"compared with the plain model ({verdict.against}): {output.reason}"
+            return f"compared with the model before the recipe ({verdict.against}): {output.reason}"
         # The negated comparison is also true for NaN.
         if output.sqnr_db is not None and not output.sqnr_db >= min_sqnr_db:
             return (
-                f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR against the plain model ({verdict.against}), "
-                f"minimum {min_sqnr_db:g} dB"
+                f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR against the model before the recipe "
+                f"({verdict.against}), minimum {min_sqnr_db:g} dB"
             )
     return verdict.reason if not verdict.outputs and not verdict else ""
 

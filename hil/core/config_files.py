@@ -161,7 +161,8 @@ def trusted_folders() -> dict[str, dict[str, str]]:
             raise TypeError("a digest is not a string")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{path} is damaged: {error}", hint="remove it, then run for each trusted directory: hil board trust DIR"
+            f"{path} is damaged: {error}",
+            hint="remove the file, then run for each trusted directory: hil board trust DIR",
         ) from error
     return folders
 

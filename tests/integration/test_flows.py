@@ -123,7 +123,7 @@ def test_poor_calibration_fails_against_plain_model(take, images):
     case = take(flow, CNN, images[40], brighter)
     assert case.verdicts[0].outcome is Outcome.PASS  # the program matches the badly quantized model
     assert case.outcome is Outcome.FAIL
-    assert "dB SQNR against the plain model" in case.reason
+    assert "dB SQNR against the model before the recipe" in case.reason
 
 
 def test_flow_fails_output_beyond_quantization_steps(take, context, images, tmp_path: Path):

@@ -107,7 +107,7 @@ def options(*several: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F], F]:
-    more = "; repeatable: each is a target" if repeats else ""
+    more = "; repeatable: each value is a target" if repeats else ""
     return options(
         board,
         click.option(
@@ -148,7 +148,7 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
 # hil.controller.devices.choosing.board_resolver.choose. The other two variants are for commands with multiple targets,
 # and for boards that share the cases.
 board_options = _hardware(_board("board", "", default=""))
-target_options = _hardware(_board("board", "; repeatable: each is a target", multiple=True), repeats=True)
+target_options = _hardware(_board("board", "; repeatable: each value is a target", multiple=True), repeats=True)
 boards_options = options(
     _hardware(_board("boards", "; repeatable: boards share the work", multiple=True), repeats=True),
     click.option("--each-board", is_flag=True, help="Make each --board a target that runs all cases."),
@@ -259,7 +259,7 @@ program_options = options(
 )
 model_options = options(program_options, cache_options)
 
-_RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatable: each is a target."
+_RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatable: each value is a target."
 # The same options for commands with multiple targets.
 target_program_options = options(
     run_option("runtime", multiple=True, default=(), help=_RUNTIMES_HELP.format("the board's")),
@@ -274,7 +274,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
     """Return the option --flow. With ``repeats``, every value is a target."""
-    more = "; repeatable: each is a target" if repeats else ""
+    more = "; repeatable: each value is a target" if repeats else ""
     return click.option(
         "--flow",
         multiple=True,

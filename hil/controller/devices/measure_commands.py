@@ -67,10 +67,14 @@ def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
         return
     pending = _PendingFile(board)
     if not pending.path:
-        raise UsageError("cannot store the commands of [measure] after", hint="set HOME or XDG_CONFIG_HOME")
+        raise UsageError(
+            "cannot store the commands of [measure] after: unknown config directory", hint="set HOME or XDG_CONFIG_HOME"
+        )
     with pending.lock() as is_locked:
         if not is_locked:
-            raise BoardError("another hil command measures on this board", board=board.name, hint="wait for its end")
+            raise BoardError(
+                "another hil command measures on this board", board=board.name, hint="wait until the other command ends"
+            )
         pending.run_stored(say)
         pending.store()
         try:
@@ -153,7 +157,7 @@ class _PendingFile:
         except OSError:
             return
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise UsageError(f"{self.path} is writable by other users", hint="inspect it, then remove it")
+            raise UsageError(f"{self.path} is writable by other users", hint="inspect the file, then remove it")
         try:
             found = read_record(self.path, PendingCommands, _MAX_BYTES)
         except UsageError as error:

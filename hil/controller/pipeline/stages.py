@@ -313,7 +313,7 @@ def _run_plain_reference(
     inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path
 ) -> RunResult | None:
     if options.plain_expected:
-        return RunResult("expected outputs of the plain model", options.plain_expected)
+        return RunResult("expected outputs of the model before the recipe", options.plain_expected)
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)

@@ -92,7 +92,7 @@ def test_runtime_accepts_dynamic_shapes_up_to_bound(folder: Path):
     program = load(path)
     for size in (1, 3, 4):
         assert run(program, np.ones((size, 3, 8, 8), np.float32))[0].shape == (size, 8, 6, 6)
-    with pytest.raises(RunFailed, match="input0 is 5x3x8x8: the program was exported for 4x3x8x8 at most"):
+    with pytest.raises(RunFailed, match="input0 is 5x3x8x8, but the program accepts at most 4x3x8x8"):
         program.bind([np.ones((5, 3, 8, 8), np.float32)])
 
 

@@ -149,7 +149,7 @@ WRONG = {
     "got 0 outputs": MethodTestCase([np.ones((3, 2), F32)], []),
     "the method has no input 'z'": MethodTestCase({"z": np.ones((3, 2), F32)}, [np.ones(3, F32)]),
     "input 'x' is missing": MethodTestCase({}, [np.ones(3, F32)]),
-    "output 'y' has 4 for dimension 'N', but input 'x' has 3": MethodTestCase(
+    "output 'y' has size 4 in dimension 'N', but input 'x' has size 3": MethodTestCase(
         [np.ones((3, 2), F32)], [np.ones(4, F32)]
     ),
     "case 1 ('odd'), output 'y' is 3x1 float32": MethodTestCase(

@@ -206,7 +206,7 @@ def _write_dispatch(
     entry = str(call.attributes["entry_points"])
     executable = executables.get(entry.removeprefix("[@").partition("::@")[0].strip('"'))
     if executable is None:
-        raise _Unsupported("an executable that is not compiled from MLIR")
+        raise _Unsupported("its executable was not compiled from MLIR")
     inputs = [_read_spec(f"arg{number}", value.type) for number, value in enumerate(call.operands)]
     outputs = [_read_spec(f"output{number}", value.type) for number, value in enumerate(call.results)]
     text = _standalone_text(call, executable, key)
@@ -241,13 +241,11 @@ def _read_spec(name: str, kind: Any) -> TensorSpec:
     """Return the spec of a dispatch's operand or result. Raises _Unsupported if a caller cannot pass it."""
     text = str(kind)
     if not text.startswith("tensor<"):
-        raise _Unsupported(
-            f"{name} is a number that the program computes ({text}): a dynamic size, or an index of a loop"
-        )
+        raise _Unsupported(f"{name} is a dynamic size or a loop index, which the program computes ({text})")
     if "?" in text:
         raise _Unsupported(f"{name} has a dynamic shape ({text})")
     if "#" in text:
-        raise _Unsupported(f"{name} has a layout of the compiler ({text[:80]})")
+        raise _Unsupported(f"{name} has a compiler-internal layout ({text[:80]})")
     try:
         spec = parse_type(name, text)
     except LoadFailed as error:

@@ -87,7 +87,7 @@ def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int
     except _UNEXPECTED as error:
         raise CannotEvaluate(f"{operation.operation.name}: {error or type(error).__name__}") from error
     if any(one.written is not None and not one.written.all() for one in bindings):
-        raise CannotEvaluate("a result that is written in part")
+        raise CannotEvaluate("a partly written result")
     new = (one.array for one in bindings if one.written is not None)
     return [bindings[position].array if position >= 0 else next(new) for position in tied]
 

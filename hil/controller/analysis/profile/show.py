@@ -115,7 +115,7 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
     if times.is_distorted:
         text = (
             f"{times.mark.strip()}: the profiler adds this much to a run{of}; "
-            "use these times to rank operations, which take less time without the profiler"
+            "use the times only to compare operations: without the profiler, operations take less time"
         )
         console.print(Text(text, style="yellow"), soft_wrap=True)
 

@@ -106,7 +106,7 @@ def _write_file(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span
     except ValueError as error:
         hint = "a clock reading is invalid: see the operation table for the recorded times"
         raise HilError(
-            f"cannot write a trace of this profile, a time or number is out of range: {error}", hint=hint
+            f"cannot write a trace of this profile: time or number out of range: {error}", hint=hint
         ) from error
     except OSError as error:
         hint = "free disk space or choose a different file"

@@ -132,7 +132,7 @@ def _run(
     with guard("reference", GROUP, name, ReferenceFailed, UsageError):
         source, code = reference.source(), file_version(reference.compute.__module__)
         if not isinstance(source, str):
-            raise TypeError(f"expected a text from source(), got {source!r:.80}")
+            raise TypeError(f"expected a string from source(), got {source!r:.80}")
     key = Cache.key(
         "reference",
         source=source,

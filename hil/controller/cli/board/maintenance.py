@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
 @board_place
-@click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="Number of last lines to print.")
+@click.option(
+    "--lines", default=200, show_default=True, type=click.IntRange(1), help="Number of lines to print, from the end."
+)
 @json_option
 def logs(as_json: bool, lines: int, **settings: Any) -> None:
     """Print the logs of a board's agent, even if the agent is not running.

@@ -55,7 +55,10 @@ def token() -> None:
     help="Role; each role includes the previous roles.",
 )
 @click.option(
-    "--project", default="", metavar="P", help="Count the jobs of this token for project P as well as for the user."
+    "--project",
+    default="",
+    metavar="P",
+    help="Project of this token's jobs: board time counts for the project and the user.",
 )
 @click.option("--expires", callback=_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")

@@ -16,7 +16,7 @@ _WANTED = 'Board requirements: "chip=a53, mem>=1GiB"'
 select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
 # The option --select for commands with multiple targets.
 selects_option = click.option(
-    "--select", "selector", multiple=True, metavar="SELECTOR", help=f"{_WANTED}; repeatable: each is a target."
+    "--select", "selector", multiple=True, metavar="SELECTOR", help=f"{_WANTED}; repeatable: each value is a target."
 )
 priority_option = click.option(
     "--priority",

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 schedule_options = options(
     selects_option,
-    click.option("--board", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each is a target."),
+    click.option(
+        "--board", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each value is a target."
+    ),
     priority_option,
     click.option(
         "--timeout",

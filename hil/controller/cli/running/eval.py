@@ -47,7 +47,7 @@ from hil.errors import UsageError
 )
 @board_options
 @model_options
-@run_option("seed", help="Seed of the order of samples, and of the bootstrap.")
+@run_option("seed", help="Seed for the sample order and the bootstrap.")
 @click.option(
     "--reference-model",
     type=FILE,

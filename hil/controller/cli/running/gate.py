@@ -44,7 +44,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     show_default=True,
     callback=_verdicts,
     metavar="VERDICTS",
-    help="Verdicts with exit code 1, separated by commas.",
+    help="Verdicts that cause exit code 1, separated by commas.",
 )
 @click.option(
     "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to detect."

@@ -71,7 +71,8 @@ def layers(
 
     if (node_data is None) is not (values is None):
         raise UsageError(
-            "--node-data and --values require each other", hint="--values DIR is a bisection or suite directory"
+            "--node-data and --values require each other",
+            hint="pass the directory of a bisection or suite run to --values",
         )
     with open_context(1) as tools, temporary_folder("hil-layers-") as scratch:
         how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}

@@ -65,7 +65,7 @@ Examples:
     flag_value=0.5,
     default=None,
     metavar="SHARE",
-    help="Instead of a failure, find the smallest model that takes this share of the time (default: 0.5).",
+    help="Find the smallest model that takes this share of the time (default: 0.5), instead of a failing model.",
 )
 @click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 @label_option

@@ -143,7 +143,7 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 @click.argument("b", metavar="B")
 @_top
 @_plot
-@click.option("--trace", type=_FILE, metavar="FILE", help="Write both to one trace, starting at 0.")
+@click.option("--trace", type=_FILE, metavar="FILE", help="Write both profiles to one trace that starts at 0.")
 @_choice
 @json_option
 def diff(
@@ -195,7 +195,7 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
     "--model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="ONNX model, for names of the graph and of unnamed nodes.",
+    help="ONNX model that provides names for the graph and for unnamed nodes.",
 )
 @_choice
 @json_option
@@ -222,7 +222,7 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Output path.",
+    help="Directory for the profile.",
 )
 @click.option("--model", default="", metavar="NAME", help="Model name (default: the file's name).")
 @click.option("--board", default="elsewhere", show_default=True, metavar="NAME", help="Board name.")

@@ -174,7 +174,7 @@ def room_for(size: int) -> Array:
 def data_of(message: Any, room: int) -> memoryview:
     """Return the bytes of a data message, which must fit into ``room`` bytes."""
     if not isinstance(message, memoryview):
-        raise broken("expected announced data, got a different message")
+        raise broken("expected the announced data, got a different message")
     _expect(0 < message.nbytes <= room, "data does not match the announced size")
     return message
 

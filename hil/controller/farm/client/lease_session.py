@@ -353,8 +353,8 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
         config.pop(table, None)
     if refused := [*asks_for({**config, "compile_flags": {}}), *_unsafe_flags(config.get("compile_flags", {}))]:
         raise FarmError(
-            f"the farm's config of {card.name} has settings that leased boards may not use: {', '.join(refused)}",
-            hint="`hil farm submit` compiles on the board's host; --compile-flag sets your flags",
+            f"the farm's config of {card.name} has settings that are forbidden for leased boards: {', '.join(refused)}",
+            hint="set your flags with --compile-flag, or use `hil farm submit`, which compiles on the board's host",
         )
     config["board"] = board
     config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}

@@ -152,7 +152,7 @@ def seam() -> Iterator[None]:
     except _AWAY as error:
         raise DatabaseAway(
             f"the farm's database does not respond: {str(error).strip() or type(error).__name__}",
-            hint="hil retries; check that the database accepts connections; hil farm up starts the built-in database",
+            hint="hil retries; check that the database accepts connections, or start the built-in one: hil farm up",
         ) from error
 
 

@@ -273,5 +273,5 @@ def _make_private(folder: Path, owner: int) -> None:
     found = folder.lstat()
     if found.st_uid != owner or found.st_mode & 0o077 or not folder.is_dir() or folder.is_symlink():
         raise StorageError(
-            f"{folder} is not a private directory", hint="remove it, or set HIL_FARM_HOME to a shorter path"
+            f"{folder} is not a private directory", hint="remove the path, or set HIL_FARM_HOME to a shorter path"
         )

@@ -92,7 +92,7 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     logits = roles.logits or _find_name(_LOGITS, free_outputs) or _find_only(free_outputs)
     if not any(rule is StepRule.TOKENS for _, rule in rules) or not logits:
         missing = "an output with logits" if not logits else "an input with token ids"
-        raise UsageError(f"cannot find {missing}: {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
+        raise UsageError(f"cannot find {missing} among {_list_names(inputs if logits else outputs)}", hint=_ROLES_HINT)
     pairs = sorted((taken[own], made[other]) for own, other in cache.items())
     mask = next((inputs[place] for place, rule in rules if rule is StepRule.MASK), None)
     specs = [inputs[place] for place, _ in pairs]
@@ -100,7 +100,9 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     axes = _find_axes(specs, known)
     bound = known or min((size for size in _sizes_at(specs, axes) if isinstance(size, int)), default=0)
     if roles.bound and axes and roles.bound not in _sizes_at(specs, axes) and not _grows(specs):
-        raise UsageError(f"no cache input has the bound {bound} of [roles]: {_list_names(specs)}", option="--generate")
+        raise UsageError(
+            f"no cache input has {bound} positions (bound in [roles]): {_list_names(specs)}", option="--generate"
+        )
     plan = StepsPlan(
         rules=tuple(rules),
         feedback=tuple(pairs),

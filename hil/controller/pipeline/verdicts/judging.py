@@ -36,7 +36,7 @@ from hil.core.results import Outcome, Relation, RunResult, Stage
 from hil.core.tensors import Array
 
 # Name of the plain model's reference among the failed references.
-PLAIN = "of the plain model"
+PLAIN = "of the model before the recipe"
 
 
 def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
@@ -70,7 +70,7 @@ def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
         raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint, option=option)
     if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
         why = case.unanswered[PLAIN]
-        what = f"cannot compare the outputs with the plain model: {why.message}"
+        what = f"cannot compare the outputs with the model before the recipe: {why.message}"
         raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
     yield case.timed(compare_s=time.monotonic() - start)
 

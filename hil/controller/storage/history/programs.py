@@ -167,7 +167,7 @@ class ProgramFolder:
 
     def _refuse_link(self) -> None:
         if self.root.is_symlink():
-            raise StorageError(f"{self.root} is a symbolic link", hint="remove it, or choose another --history")
+            raise StorageError(f"{self.root} is a symbolic link", hint="remove the link, or choose another --history")
 
     def _storage(self) -> contextlib.AbstractContextManager[None]:
         return storage_errors(f"cannot write to {self.root}", "free disk space, or choose another --history")

@@ -188,7 +188,7 @@ def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> 
     if kept is None and is_recorded(record.named, found, ()) is not True and not found.inside:
         raise UsageError(f"cannot verify that {record.named.path} is the file of the run")
     if kept is None:
-        notes.append("the program was reimported for this graph: hil run --debug-ir DIR stores the imported program")
+        notes.append("hil imported the program again for this graph; to store it, use hil run --debug-ir DIR")
     document = graph_of(
         imported.read_imported,
         found.digest if kept is None else str(kept.stat().st_mtime_ns),

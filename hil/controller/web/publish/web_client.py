@@ -77,7 +77,7 @@ class WebClient:
         if not (self._context or plain_http or _is_loopback(self._host)):
             raise UsageError(
                 f"the token would be sent to {self._host} unencrypted",
-                hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790; --plain-http allows it",
+                hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790, or --plain-http",
             )
         self._connection: http.client.HTTPConnection | None = None
 

@@ -247,7 +247,7 @@ class _Cases:
         if spec.reference:
             raise UsageError(
                 f"{generate}: a bundle does not support `reference`",
-                hint="remove it; the expected outputs are those of the model",
+                hint="remove `reference`: the model computes the expected outputs",
                 option="--generate",
             )
         runner, folder = Runner(self.context, lasting=False), self.log.parent

@@ -183,7 +183,7 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
 def no_board(program: Artifact) -> ProgramHandle:
     """Raise UsageError. Used as ``ask`` without a board."""
     raise UsageError(
-        "only a board can determine the signatures of this program",
+        "only a board can determine the inputs and outputs of this program",
         hint="create a bundle of the program with hil bundle create --board, and pass cases with --case",
     )
 

@@ -332,7 +332,7 @@ def _read_polygraphy(data: bytes) -> Iterator[ForeignCase]:
     for number, pair in enumerate(_list(_mapping(_parse(data), "the file").get("lst"), "lst")):
         place = f"lst[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise _InvalidFile(f"{place} must be a runner and its iterations, got {_shown(pair)}")
+            raise _InvalidFile(f"{place} must be a list of a runner and its iterations, got {_shown(pair)}")
         runner = _RUNNER_SUFFIX.sub("", _text(pair[0], f"{place}[0]"))
         samples = []
         for index, iteration in enumerate(_list(pair[1], f"{place}[1]")):

@@ -149,7 +149,7 @@ def _check_format(model: Model) -> None:
     if model.format != "onnx" and not can_convert(model.format, "onnx"):
         raise UsageError(
             f"cannot reduce {model.path.name}: {model.format} models are not supported",
-            hint="pass the ONNX model; iree-reduce, which reduces MLIR, is not part of the package iree-base-compiler"
+            hint="pass the ONNX model; for MLIR, use iree-reduce, which the package iree-base-compiler does not include"
             if model.format == "mlir"
             else "pass the ONNX model that was converted to this format",
         )

@@ -80,7 +80,7 @@ def test_package_reference_matches_outputs_by_position(answer) -> None:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("1 / 0", "ZeroDivisionError: division by zero"), ("3", r"TypeError: expected a text from source\(\), got 3")],
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("3", r"TypeError: expected a string from source\(\), got 3")],
 )
 def test_package_reference_without_source_fails(answer, source: str, message: str) -> None:
     with pytest.raises(ReferenceFailed, match=f"the reference odd of the package vendor 1.0 failed: {message}"):

@@ -40,7 +40,7 @@ def test_shared_options_are_identical_in_all_commands(verb: str):
             theirs |= {
                 "multiple": False,
                 "default": "",
-                "help": theirs["help"].replace("; repeatable: each is a target", ""),
+                "help": theirs["help"].replace("; repeatable: each value is a target", ""),
             }
         assert ours == theirs
 

@@ -306,7 +306,7 @@ def test_machine_id_is_boot_id_or_mac_address(tmp_path: Path, monkeypatch: pytes
 )
 def test_leased_config_rejects_settings_affecting_client(text: str) -> None:
     card, grant = BoardCard("lab1-x", config=text), Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
-    with pytest.raises(FarmError, match="has settings that leased boards may not use") as caught:
+    with pytest.raises(FarmError, match="has settings that are forbidden for leased boards") as caught:
         leased_config(card, grant, "unix:/a")
     assert caught.value.hint
 

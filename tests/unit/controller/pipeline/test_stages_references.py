@@ -56,14 +56,14 @@ def test_model_verdict_remains_if_plain_reference_fails(ended: Callable[..., Cas
     right, wrong = ended([-1, -2]), ended([1, 2])
     assert (right.outcome, wrong.outcome) == (Outcome.PASS, Outcome.FAIL)
     for case in (right, wrong):
-        assert "reference of the plain model failed" in case.reason and "Frobnicate" in case.reason
-        assert len(case.verdicts) == 1 and list(case.unanswered) == ["of the plain model"]
+        assert "reference of the model before the recipe failed" in case.reason and "Frobnicate" in case.reason
+        assert len(case.verdicts) == 1 and list(case.unanswered) == ["of the model before the recipe"]
 
 
 def test_unanswered_nearness_raises_reference_error(ended: Callable[..., Case]) -> None:
     right, wrong = ended([-1, -2], min_sqnr_db=20.0), ended([1, 2], min_sqnr_db=20.0)
     assert (right.outcome, right.stage) == (Outcome.REFERENCE_ERROR, "refer")
-    assert "cannot compare the outputs with the plain model" in right.reason and bool(right.verdicts[0])
+    assert "cannot compare the outputs with the model before the recipe" in right.reason and bool(right.verdicts[0])
     assert wrong.outcome is Outcome.FAIL
 
 

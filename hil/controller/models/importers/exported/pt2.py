@@ -221,7 +221,7 @@ class Sizes:
             if (low is not None and size < low) or (high is not None and size > high):
                 most = "unlimited" if high is None else high
                 raise UsageError(
-                    f"invalid size {size} of {name}: {file} was exported for {low or 0} to {most}",
+                    f"invalid size {size} of {name}: {file} was exported for sizes {low or 0} to {most}",
                     hint="set the range with torch.export.export(..., dynamic_shapes=...)",
                 )
             self._known[by_name.get(name, name)] = size

@@ -132,7 +132,7 @@ def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> 
         record = f"data/{kind}/{payload['path_name']}"
         if payload["path_name"].startswith(("custom_obj_", "opaque_obj_")):
             raise ImportFailed(
-                f"{name} has {key!r} as a pickled object, which hil does not load",
+                f"{name} stores {key!r} as a pickled object, which hil does not load",
                 hint="export a module with tensors and numbers as the only constants",
             )
         if record not in sizes:

@@ -62,7 +62,9 @@ class GitRepository:
         words = ("log", "--first-parent", "--reverse", "-z", "--format=%H %P%n%s", f"{ends[0]}..{ends[1]}", "--")
         rows = [row.partition("\n") for row in _call_git(self.root, *words).split("\0") if row]
         if not rows:
-            raise UsageError(f"commit {ends[0][:9]} contains {ends[1][:9]}, so there are no commits to search")
+            raise UsageError(
+                f"no commits to search: the good commit {ends[0][:9]} contains the bad commit {ends[1][:9]}"
+            )
         parents = rows[0][0].split()[1:]
         if not parents:
             raise UsageError(f"commits {ends[0][:9]} and {ends[1][:9]} have no common ancestor in this clone")

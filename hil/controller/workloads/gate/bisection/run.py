@@ -158,7 +158,7 @@ class CommitBisector:
             raise UsageError("the baseline has no measurement")
         good, bad = case.old.source.commit, case.new.source.commit
         if not good or not bad:
-            raise UsageError("a measurement does not name its commit")
+            raise UsageError("a measurement has no commit")
         commits = self.repository.list_commits(good, bad)
         tester = CommitTester(self.measurer, case, verdict, self.budget_s)
         measured = (case.new.run, *(one.tried.commit for one in log.trials))

@@ -137,7 +137,7 @@ def test_print_profile_shows_overhead_with_each_figure():
     assert "profiled run p50 100 us of 3 iterations, +300.0% compared with the timed run" in lines
     assert "matmul_0 60 us (+300%) 60.0% ████████████████ 1 60 us (+300%) 60 us (+300%) 2.00" in lines
     assert "matmul_0 2 Gop/s (+300%) 100 MB/s (+300%) 20 compute" in lines
-    assert "(+300%): the profiler adds this much to a run; use these times to rank operations" in text
+    assert "(+300%): the profiler adds this much to a run; use the times only to compare operations" in text
     assert "(+" not in shown(example(timed_ns=90 * US), width=150).replace("+11", "")
 
 
@@ -340,7 +340,7 @@ def test_diff_command_compares_only_timed_runs_of_runtimes(tmp_path):
     assert "slower" not in shown and "operations by share of the run; times are not comparable" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("fc1;relu1")]
     assert line.split() == ["fc1;relu1", "60.0%", "60.0%", "60", "us", "60", "us", "(+300%)"]
-    assert "(+300%): the profiler adds this much to a run of B; use these times" in shown
+    assert "(+300%): the profiler adds this much to a run of B; use the times" in shown
     document = json.loads(CliRunner().invoke(command, [*words, "--json"]).output)
     assert (document["timed"]["change"], document["ops"][0]["ratio"]) == ("faster", None)
     assert document["b_overhead"] == pytest.approx(3.0)

@@ -188,7 +188,7 @@ def test_detect_roles_takes_bound_of_fixed_cache_from_specification():
     outputs = [LOGITS, *tensors(["present.0.key", "present.0.value"], (1, 64, 2, 16))]
     decoder = detect(inputs, outputs, bound=64)
     assert decoder.plan.bound == 64 and [one.axis for one in decoder.cache] == [1, 1]
-    with pytest.raises(UsageError, match="no cache input has the bound 65"):
+    with pytest.raises(UsageError, match="no cache input has 65 positions"):
         detect(inputs, outputs, bound=65)
 
 
@@ -283,16 +283,16 @@ def test_detect_roles_names_both_shapes_of_mismatched_cache(own: tuple[Any, Any]
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        ([TensorSpec("x", "float32", (1, 3))], [LOGITS], "cannot find an input with token ids: x: 1x3 float32"),
+        ([TensorSpec("x", "float32", (1, 3))], [LOGITS], "cannot find an input with token ids among x: 1x3 float32"),
         (
             [TensorSpec("a", "int64", (1, "n")), TensorSpec("b", "int64", (1, "n"))],
             [LOGITS],
-            "cannot find an input with token ids: a: 1xn int64, b: 1xn int64",
+            "cannot find an input with token ids among a: 1xn int64, b: 1xn int64",
         ),
         (
             [IDS],
             [TensorSpec("a", "float32", (1, 3)), TensorSpec("b", "float32", (1, 3))],
-            "cannot find an output with logits: a: 1x3 float32, b: 1x3 float32",
+            "cannot find an output with logits among a: 1x3 float32, b: 1x3 float32",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_bundle_records_origin_reproducibly(create):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("uneven.npz", "input 'y' has 3 for dimension 'N', but input 'x' has 2"),
+        ("uneven.npz", "input 'y' has size 3 in dimension 'N', but input 'x' has size 2"),
         ("half.npz", "input 'y' is missing"),
         ("f64.npz", "input 'x' is 2x4 float64, the method takes N x 4 float32"),
         ("other.npz", "unknown tensor"),

@@ -105,7 +105,7 @@ BROKEN = {
     '{"benchmarks": [{"name": "a", "real_time": 1, "iterations": 0}]}': "iterations must be a positive whole number",
     '{"benchmarks": [{"name": "", "real_time": 1}]}': r"benchmarks\[0\].name must be a text",
     '{"benchmarks": [], "context": 1}': "context must be an object",
-    '{"lst": [["a"]]}': r"lst\[0\] must be a runner and its iterations, got list",
+    '{"lst": [["a"]]}': r"lst\[0\] must be a list of a runner and its iterations, got list",
     '{"lst": [["a", [{"runtime": -1}]]]}': r"lst\[0\]\[1\]\[0\].runtime must be a positive time, got -1",
     '{"lst": [["a", [{"runtime": ' + "9" * 400 + "}]]]}": "must be a positive time",
     LOG.replace("median=1239", "median=x"): "line 8: expected a number, got 'x'",
