@@ -41,7 +41,7 @@ CRASHED = "died at the same step"
 KEPT = f"the same, with {KEEP_FLOAT64}"
 CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
 NO_TENSORS = "hil passes tensors only, no sequences and optionals"
-RANDOM = "not the same each time by hand"
+RANDOM = "results by hand differ between runs"
 DIFFERENT = "DIFFERENT"
 KINDS = (EQUAL, REFUSED, CRASHED, KEPT, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT)
 

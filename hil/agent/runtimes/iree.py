@@ -257,7 +257,7 @@ class IreeProgram:
             found = copy_file(tool, folder / PROFILE_TOOL)
             found.chmod(0o700)
         if found is None:
-            raise RunFailed(f"IREE needs the command {PROFILE_TOOL} for profiling, which this board lacks")
+            raise RunFailed(f"command {PROFILE_TOOL} not found on this board: IREE needs it for profiling")
         for spec in self.inputs:
             if is_number(spec) and spec.dtype not in NUMBERS:
                 raise RunFailed(f"{spec}: IREE's profiling command does not support {spec.dtype} numbers")

@@ -204,7 +204,7 @@ def _run_step(step: Command | BoardCommand, board: Board, timeout_s: float, wher
         return
     if board.shell is None:
         raise UsageError(
-            f"{board.name} is not connected over SSH, which a command on the board requires",
+            f"cannot run a command on {board.name}: the board is not connected over SSH",
             board=board.name,
             hint=f"use {{ command = [...] }} in {where}",
         )

@@ -95,7 +95,7 @@ def _run_on_board(step: BoardCommand, choice: BoardChoice) -> None:
 
     if not is_ssh_address(choice.target):
         raise UsageError(
-            f"{choice.name} is not connected over SSH, which a command on the board requires",
+            f"cannot run a command on {choice.name}: the board is not connected over SSH",
             board=choice.name,
             hint="use { command = [...] } in [recover] steps",
         )

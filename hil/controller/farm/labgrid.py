@@ -38,7 +38,7 @@ _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
     ("You have already acquired", BoardBusy, "this host has already acquired the place"),
     ("is already acquired by", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
     ("acquired by a different user", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
-    ("is not acquired", BoardBusy, "somebody released the place with --kick, or the coordinator lost it"),
+    ("is not acquired", BoardBusy, "a user released the place with --kick, or the coordinator lost it"),
     ("has no matching remote resource", BoardUnreachable, "check that the exporter of the place is running"),
     (
         "Could not connect to coordinator",

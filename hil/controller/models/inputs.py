@@ -468,7 +468,7 @@ def _read(file: Path) -> list[dict[str, Array]]:
     if not counts or min(counts.values()) < 1 or len(set(counts.values())) > 1:
         held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "none"
         raise UsageError(
-            f"invalid arrays in {file}: {held}: expected one per input, with the number of samples as first dimension",
+            f"invalid arrays in {file}: {held}: expected an array per input, with the samples along the first axis",
             hint="numpy.savez(FILE, image=images), with one sample of the input image in images[0]",
         )
     return [{name: array[index] for name, array in arrays.items()} for index in range(next(iter(counts.values())))]

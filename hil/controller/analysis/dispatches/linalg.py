@@ -73,7 +73,7 @@ def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int
     for argument in block.arguments:
         match = _BINDING.search(str(argument.type))
         if match is None:
-            raise CannotEvaluate(f"argument of type {argument.type}")
+            raise CannotEvaluate(f"an argument of type {argument.type}")
         if match["access"] == "writeonly":
             kind = ir.RankedTensorType(ir.Type.parse(match["kind"], module.context))
             array = np.zeros(tuple(kind.shape), scalar_dtype(str(kind.element_type)))
@@ -312,7 +312,7 @@ def _read_affine(expression: Any, loops: int) -> tuple[dict[int, int], int]:
             return factors, left_constant + right_constant
         if not right:
             return {loop: factor * right_constant for loop, factor in left.items()}, left_constant * right_constant
-    raise CannotEvaluate(f"indexing map with {expression}")
+    raise CannotEvaluate(f"an indexing map with {expression}")
 
 
 def _find_sizes(

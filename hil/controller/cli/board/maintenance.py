@@ -141,7 +141,7 @@ def _after(choice: BoardChoice, before: str) -> None:
         raise BoardUnreachable(
             "the board has not rebooted since the reset",
             board=choice.name,
-            hint="check the hook in [power] of the board's config",
+            hint="check the command in [power] of the board's config",
         )
 
 
@@ -247,7 +247,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
         name = choice.name
         if not is_over_ssh(choice):
             raise UsageError(
-                f"unknown store directory of the agent of {name}",
+                f"cannot find the store directory of {name}'s agent",
                 hint="stop the agent and specify the store with --store; simulators started by hil have no fence file",
             )
         with shell_at(choice) as there:

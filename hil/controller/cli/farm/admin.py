@@ -69,7 +69,7 @@ def add(user: str, role: str, project: str, expires: float, note: str, as_json: 
         made: NewToken = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
     answer(as_json, CreatedToken(token=made.token, user=user, role=role, project=project), made.token)
     if not as_json:
-        say("shown only once: pass the token to the user, to set as HIL_FARM_TOKEN")
+        say("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
 
 
 @token.command("list", epilog="Example: hil farm token list --json")

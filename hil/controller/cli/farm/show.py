@@ -109,7 +109,11 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int | Non
     else:
         jobs = [line(""), table(JOBS, rows)] if rows else []
         omitted = stats.matching - len(rows)
-        more = [line((f"... and {omitted} older: --limit N shows N, --json all", "dim"))] if omitted > 0 else []
+        more = (
+            [line((f"... and {omitted} older jobs: --limit N shows N jobs, --json shows all", "dim"))]
+            if omitted > 0
+            else []
+        )
         show(*summary(stats, sum(bool(board.job) for board in known)), *quarantined(known), *jobs, *more)
 
 

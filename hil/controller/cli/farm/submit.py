@@ -177,7 +177,7 @@ def _answer_targets(as_json: bool, sent: Mapping[str, SubmitReceipt]) -> int:
         as_json,
         SubmittedTargets(targets=rows),
         *lines,
-        f"table of results, after they end: hil farm result {every}",
+        f"for a table of results, after the jobs end: hil farm result {every}",
     )
 
 

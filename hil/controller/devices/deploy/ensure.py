@@ -256,7 +256,7 @@ def usable_interpreters(seen: Seen) -> list[Interpreter]:
         lines = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
         lines += [f"{path}: {words}" for path, words in seen.broken]
         raise packing.NoPython(
-            "Python 3.10 or newer, which the agent requires, not found on the board",
+            "the agent requires Python 3.10 or newer, which was not found on the board",
             hint=f"install python3 with the standard library, or: {packing.COMMAND_HINT}",
             detail="\n".join(lines),
         )

@@ -127,12 +127,12 @@ LENT_KIND = LinkKind("lent board", _connect, is_lent)
 def _check_info(info: Any) -> None:
     is_a(Mapping)(info)
     if not isinstance(info.get("machine"), Mapping):
-        raise TypeError("connect() must return a machine object")
+        raise TypeError("the client's info must contain 'machine', a mapping")
     runtimes = info.get("runtimes", ())
     if not isinstance(runtimes, list | tuple) or not all(
         isinstance(one, Mapping) and "name" in one for one in runtimes
     ):
-        raise TypeError("connect() must return runtimes as a list of objects with a name")
+        raise TypeError("the client's info must contain 'runtimes', a list of mappings with a name")
 
 
 _CLIENT: Mapping[str, Callable[[Any], None]] = {

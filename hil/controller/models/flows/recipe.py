@@ -303,7 +303,7 @@ def _check_result(recipe: str, model: Model, made: Path, context: RunContext) ->
     """Raise ImportFailed if a recipe did not write a model with the same inputs and outputs."""
     failed = f"invalid {made.name} from {recipe}"
     if not made.is_file():
-        raise ImportFailed(f"{failed}: file not written", stage="import", hint=_KEEPS)
+        raise ImportFailed(f"{failed}: the recipe wrote no file", stage="import", hint=_KEEPS)
     try:
         again = import_model(made, dims=model.dims, format=model.format, isolated=context.isolated, cache=context.cache)
     except (ImportFailed, UsageError) as error:

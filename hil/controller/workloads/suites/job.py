@@ -161,7 +161,7 @@ class _SuiteJob:
         self._choices = list(boards) or _resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
-                "--only-expected-failures requires a hardware type: farm boards report it only after the start",
+                "--only-expected-failures requires a hardware type: farm boards report their type only after the start",
                 hint="add --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)

@@ -192,7 +192,7 @@ def test_status_lists_boards_out_of_service_with_reason(farm: Farm):
 
 def test_status_shows_number_of_omitted_jobs(farm: Farm):
     farm.answers["stats"] = lambda **asked: {**STATS, "matching": 11}
-    assert "... and 9 older: --limit N shows N, --json all" in called(status).stdout
+    assert "... and 9 older jobs: --limit N shows N jobs, --json shows all" in called(status).stdout
     farm.answers["stats"] = lambda **asked: {**STATS, "matching": 2}
     assert "older" not in called(status).stdout
 

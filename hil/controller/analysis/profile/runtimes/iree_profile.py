@@ -269,9 +269,9 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
             setup = np.full(count - tail, SETUP)
             return np.concatenate([setup, np.arange(tail) // period]), ""
     if count and count % iterations == 0:
-        doubt = "the runs differ: submissions are divided equally between runs"
+        doubt = "the runs differ: hil divides the submissions equally between the runs"
         return np.arange(count) // (count // iterations), doubt
-    return np.zeros(count, np.int64), f"cannot separate {iterations} runs: they are shown as a single run"
+    return np.zeros(count, np.int64), f"cannot separate {iterations} runs: hil shows a single run"
 
 
 def _compute_z_function(kinds: Sequence[int]) -> list[int]:

@@ -172,8 +172,8 @@ def test_static_recipe_reads_calibration_file(apply, images, tmp_path: Path):
         ({"image": np.zeros((3, 1, 1, 8, 9), np.float32)}, "expected 1x1x8x8 float32"),
         ({"image": np.zeros((3, 1, 1, 8, 8), np.float64)}, "float64"),
         ({"picture": np.zeros((3, 1, 1, 8, 8), np.float32)}, "no input 'picture'"),
-        ({"image": np.zeros((0, 1, 1, 8, 8), np.float32)}, "expected one per input"),
-        ({"image": np.zeros((2, 1), np.float32), "b": np.zeros((3, 1), np.float32)}, "expected one per input"),
+        ({"image": np.zeros((0, 1, 1, 8, 8), np.float32)}, "expected an array per input"),
+        ({"image": np.zeros((2, 1), np.float32), "b": np.zeros((3, 1), np.float32)}, "expected an array per input"),
         ({}, "invalid arrays in "),
     ],
 )
