@@ -236,7 +236,8 @@ def judge_generation(
     if fault is None and calls is not None:
         fault = _find_inconsistency(board, reference, calls)
     if fault is not None and fault.kind is FaultKind.MODEL:
-        reason = f"the reference has the same fault: steps and a prompt with the same tokens give different results: {fault}"
+        same = "steps and a prompt with the same tokens give different results"
+        reason = f"the reference has the same fault: {same}: {fault}"
     else:
         shown = [*wrong, *wrong_prefill] or rows
         reason = "" if fault is None else f"{fault}: {_describe_fault(fault, board, shown, bound)}"

@@ -246,9 +246,9 @@ profile_options = options(
         "--profile",
         type=FOLDER,
         metavar="DIR",
-        help="Also run under the runtime's profiler, and write a Perfetto trace and a table of operations to DIR; "
-        f"suites add a subdirectory per case (by default with {PROFILED_COUNTS['iterations']} iterations after "
-        f"{PROFILED_COUNTS['warmup']} warm-ups).",
+        help="Also run under the runtime's profiler, and write a Perfetto trace and a table of operations to DIR. "
+        f"Suites use a subdirectory per case. Default: {PROFILED_COUNTS['iterations']} iterations after "
+        f"{PROFILED_COUNTS['warmup']} warm-ups.",
     ),
     compile_profile_option,
 )
