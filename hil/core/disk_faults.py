@@ -69,5 +69,5 @@ def noexec_unfit(folder: str) -> BoardUnfit:
     """Return the error for a board that cannot run programs from hil's directory."""
     return BoardUnfit(
         f"the board cannot run programs from {folder}: the file system is mounted noexec",
-        hint="remount the file system with exec, or use a different one: [connection] folder in the board's config",
+        hint="remount the file system with exec, or set a different directory: [connection] folder in the config",
     )

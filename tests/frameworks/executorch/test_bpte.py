@@ -229,7 +229,7 @@ def test_write_bpte_rejects_other_runtimes(context, tmp_path: Path):
     artifact = Artifact("iree", file.name, {file.name: file}, {}, "main", "-", inputs=spec, outputs=spec)
     one = np.ones(1, np.float32)
     bundle = Bundle.create(artifact, [MethodTestSuite("main", [MethodTestCase([one], [one])])])
-    with pytest.raises(UsageError, match="the bundle has one for iree"):
+    with pytest.raises(UsageError, match="the bundle has a program for iree"):
         write_bpte(bundle, tmp_path / "a.bpte", context=context)
 
 

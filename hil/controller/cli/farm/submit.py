@@ -97,7 +97,7 @@ Examples:
 )
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
 @schedule_options
-@click.option("--wait", is_flag=True, help="Show the jobs' output until they end, and exit with their exit code.")
+@click.option("--wait", is_flag=True, help="Show output until the jobs end, and exit with their exit code.")
 @target_program_options
 @input_options
 @generate_option

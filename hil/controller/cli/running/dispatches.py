@@ -39,7 +39,11 @@ _OTHERS = ("group", "start", "end", "save", "node_data", "by", "values", "inputs
 dispatch_options = options(
     click.option("--dispatches", is_flag=True, help="Run each dispatch of the IREE program alone on the board."),
     click.option(
-        "--dispatch", "keys", multiple=True, metavar="KEY", help="With --dispatches: run only this one. Repeatable."
+        "--dispatch",
+        "keys",
+        multiple=True,
+        metavar="KEY",
+        help="With --dispatches: run only this dispatch. Repeatable.",
     ),
     click.option("--out", type=FILE, metavar="DIR", help="With --dispatches: store results and failing dispatches."),
     board_options,

@@ -75,7 +75,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 @runs.command(epilog="Example: hil runs export latest --to llama-bench > bench.json")
 @click.argument("run", metavar="ID")
 @click.option(
-    "--to", required=True, type=click.Choice(["llama-bench"]), help="Format: llama-bench, with times of generations."
+    "--to", required=True, type=click.Choice(["llama-bench"]), help="Format: llama-bench, for timed generations."
 )
 @runs_option
 def export(run: str, to: str, out: Path | None) -> None:

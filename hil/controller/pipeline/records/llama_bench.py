@@ -43,7 +43,7 @@ def list_llama_bench_rows(record: RunRecord) -> list[dict[str, Any]]:
     """
     found = [row for case in record.cases for row in _list_rows(record, case)]
     if not found:
-        raise UsageError(f"run {record.id} has no times of generations", hint="hil run MODEL --generate SPEC")
+        raise UsageError(f"run {record.id} has no timed generations", hint="hil run MODEL --generate SPEC")
     return found
 
 

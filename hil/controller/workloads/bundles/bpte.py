@@ -95,7 +95,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """
     if bundle.program.runtime != _RUNTIME:
         raise UsageError(
-            f"a .bpte requires a program for executorch, the bundle has one for {bundle.program.runtime}",
+            f"a .bpte requires a program for executorch, the bundle has a program for {bundle.program.runtime}",
             hint="create the bundle with --runtime executorch",
         )
     needed_version("executorch", "executorch")

@@ -58,7 +58,7 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """
     program = bundle.program
     if program.runtime != "iree":
-        raise UsageError(f"flag files require a program for iree, the bundle has one for {program.runtime}")
+        raise UsageError(f"flag files require a program for iree, the bundle has a program for {program.runtime}")
     tolerances = {
         (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
     }

@@ -107,7 +107,7 @@ def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):
         raise UsageError(
             f"the bundle contains {program.main} for {program.runtime}, expected an ONNX model for onnxruntime",
-            hint="create one with: hil bundle create MODEL.onnx --runtime onnxruntime",
+            hint="create a bundle for onnxruntime: hil bundle create MODEL.onnx --runtime onnxruntime",
         )
     if len(bundle.methods) != 1:
         raise UsageError(f"the bundle has {len(bundle.methods)} methods, ONNX models have one")

@@ -204,7 +204,7 @@ class _Bound:
         assert program is not None
         for name in program.captured:
             if at := self.replay.lost.get(name):
-                raise NotRun(f"variable {name} has no value: {at} did not return one", stage=Stage.RUN.value)
+                raise NotRun(f"variable {name} has no value: {at} did not return a value", stage=Stage.RUN.value)
             if name not in self.replay.state:
                 raise RunFailed(f"the trace has no initial value of {name}", stage=Stage.RUN.value)
         own = [np.asarray(leaf) for _, leaf in leaves(self.call.inputs) if hasattr(leaf, "dtype")]

@@ -37,5 +37,5 @@ def test_generation_without_steps_has_no_row_for_steps():
 
 @pytest.mark.parametrize("generation", [None, stored_generation(times=None)])
 def test_run_without_times_is_rejected(generation: object):
-    with pytest.raises(UsageError, match="has no times of generations"):
+    with pytest.raises(UsageError, match="has no timed generations"):
         list_llama_bench_rows(run_record(run_case(generation=generation)))

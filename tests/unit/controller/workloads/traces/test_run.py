@@ -122,8 +122,8 @@ def test_wrong_call_passes_state_but_failed_call_does_not(stored, fake_boards):
     record = again(stored)
     assert outcomes(record) == ["RUN_CRASH", "SKIP", "SKIP"] and record["exit_code"] == 3
     assert [case["reason"] for case in record["cases"][1:]] == [
-        "variable sum has no value: call_0_add did not return one",
-        "variable sum has no value: call_1_add did not return one",
+        "variable sum has no value: call_0_add did not return a value",
+        "variable sum has no value: call_1_add did not return a value",
     ]
     made, _ = load_one(Path(record["folder"]))
     assert made.calls == [] and made.error == "call_0_add: died"
