@@ -236,7 +236,7 @@ def test_flagfile_format_rejects_unsupported_comparison(tmp_path, context):
 
 
 @pytest.mark.parametrize(
-    ("form", "message"), [("flagfile", "bundle has one for none"), ("onnx", "expected an ONNX model")]
+    ("form", "message"), [("flagfile", "bundle has a program for none"), ("onnx", "expected an ONNX model")]
 )
 def test_write_format_rejects_program_of_other_runtime(tmp_path, context, form, message):
     with pytest.raises(UsageError, match=message):
