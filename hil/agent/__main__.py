@@ -160,7 +160,7 @@ def main() -> None:
     options.add_argument(
         "--claim-board",
         action="store_true",
-        help="reserve the machine during a session: agents of other users with --claim-board wait",
+        help="reserve the machine during a session: other agents with --claim-board wait",
     )
     arguments = options.parse_args()
     try:
