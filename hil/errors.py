@@ -41,7 +41,7 @@ class ErrorCode(str, Enum):
 
 
 class HilError(Exception):
-    """Something went wrong in hil.
+    """Base class of all errors that hil raises.
 
     Args:
         stage: pipeline stage of the error (a value of :class:`hil.core.results.Stage`), or "".

@@ -48,7 +48,7 @@ KINDS = (EQUAL, REFUSED, CRASHED, KEPT, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT
 
 @dataclass(frozen=True)
 class Finding:
-    """Comparison of hil's result with the result by hand."""
+    """Comparison of hil's result with the result of the vendors' tools."""
 
     id: str
     kind: str
@@ -87,7 +87,7 @@ def _stored(file: Path) -> list[Any]:
 
 
 class Checker:
-    """Runs node tests by hand for a flow, and compares the results with hil's.
+    """Runs node tests with the vendors' tools for a flow, and compares the results with hil's results.
 
     Args:
         flow: name of a flow without a recipe.
@@ -114,7 +114,7 @@ class Checker:
         return f"iree-import-onnx MODEL -o MODEL.mlir; {compiling}; {running}"
 
     def check(self, test: Test, record: CaseRecord, hil: Result) -> Finding:
-        """Run a test by hand, and compare hil's result."""
+        """Run a test with the vendors' tools, and compare hil's result."""
         with temporary_folder("hil-check-") as folder:
             (Path(folder) / by_hand.MODEL).write_bytes(test.model.SerializeToString())
             save_tensors(Path(folder) / by_hand.INPUTS, test.inputs)
@@ -204,7 +204,7 @@ def _told(result: Result) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | None, as_json: bool) -> int:
-    """Run the ONNX node tests with hil and by hand, and compare all outcomes and output bits.
+    """Run the ONNX node tests with hil and with the vendors' tools, and compare all outcomes and output bits.
 
     The exit code is 1 if a result differs without a known reason, and 5 if no test matches.
     """

@@ -1,1 +1,1 @@
-"""Agent, which runs on a board. The package needs only grpcio, protobuf, numpy and the requested runtime."""
+"""Agent that runs on a board. This package needs only grpcio, protobuf, numpy and the requested runtime."""

@@ -159,7 +159,7 @@ class Admission:
     """Admission control for gRPC calls and data connections.
 
     Attributes:
-        goodbyes: Hold streams of ended sessions, until their clients have read the end.
+        goodbyes: Hold streams of ended sessions that remain open until the client has read the end.
         silent: calls that have not sent a message yet.
         resting: data connections between two calls.
     """
@@ -175,7 +175,7 @@ class Admission:
         self.goodbyes = Room(GOODBYES, busy, GOODBYE_S)
         self.resting = Room(RESTING, busy)
         self._rooms = {
-            # Other limits apply: the number of waiting clients, and one active session.
+            # Hold has other limits: the number of waiting clients, and one active session.
             f"/{wire.PACKAGE}.Sessions/Hold": None,
             "/grpc.health.v1.Health/Watch": self._watching,
         }
@@ -207,7 +207,7 @@ class Admission:
 
     def _watch(self) -> None:
         while True:
-            # An agent without calls does not wake up.
+            # Wait for a call, so that an agent without calls does not wake up.
             self._busy.wait()
             time.sleep(_LOOK_S)
             self._busy.clear()

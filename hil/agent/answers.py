@@ -61,7 +61,7 @@ class Output:
 
 @dataclass(frozen=True)
 class RepeatedAnswer:
-    """Distinct result of an invocation's runs."""
+    """One of the distinct results of an invocation's runs."""
 
     runs: int
     first: int  # number of the first run with this result
@@ -102,7 +102,7 @@ class Ran:
 class ClockStepped(RunCrashed):
     """Worker timestamps that run backwards: the board's clock stepped back, or the program forged the timestamps.
 
-    ``ns`` is a lower bound of the step, because the clock advances between the two readings.
+    ``ns`` is a lower bound of the step's size, because the clock advances between the two readings.
     """
 
     def __init__(self, ns: int) -> None:
@@ -132,7 +132,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
 
     Args:
         op: prepare, open, load, invoke, generate or profile.
-        known: cached description of the worker's last invocation; read and replaced.
+        known: cached output description of the worker's last invocation; this function reads and replaces it.
 
     Raises:
         LoadFailed, RunFailed, UsageError: the worker reports this error.

@@ -60,7 +60,7 @@ class BoardClaim:
 
         Return False if a different process has the claim.
 
-        Also returns True on systems without abstract sockets, where claims are not supported.
+        Systems without abstract sockets do not support claims. On such systems, always return True.
         """
         if self._listener is None:
             listener = socket.socket(socket.AF_UNIX)

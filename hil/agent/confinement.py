@@ -160,7 +160,7 @@ def _tasks_of(user: int) -> int:
 def _no_signals_out(libc: Any) -> None:
     """Restrict signals and tracing to this process's children (Landlock, since Linux 6.12).
 
-    A limit on another process's CPU time would act as a signal, so a system call filter refuses that.
+    A limit on another process's CPU time would act as a signal, so a system call filter refuses such limits.
     """
     ruleset = struct.pack("=QQQ", 0, 0, _LANDLOCK_SCOPE_SIGNAL)
     fd = libc.syscall(_CREATE_RULESET, ruleset, len(ruleset), 0)

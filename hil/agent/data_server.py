@@ -71,7 +71,7 @@ class DataServer:
 
     def close(self) -> None:
         """Stop accepting calls and close the open connections."""
-        self._path.unlink(missing_ok=True)  # before closing: after that, a new server may create the file
+        self._path.unlink(missing_ok=True)  # before close: a later unlink could delete a new server's file
         self._socket.close()
 
     def _serve(self, connected: socket.socket) -> None:

@@ -119,7 +119,7 @@ def _become_server(control: socket.socket, reference: str, memory_limit: int) ->
     os.setsid()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # These include the agent's ends of the channels to fork servers forked earlier.
+    # Close all other file descriptors, including the agent's ends of the channels to earlier fork servers.
     fd = control.fileno()
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))

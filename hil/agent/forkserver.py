@@ -1,10 +1,10 @@
 """Fork server: imports a runtime and forks a worker for each program. This module contains the worker as well.
 
-The fork server is started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent
-that has imported the runtime and is still single-threaded (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes
-1 ms and a new interpreter 200 ms, so every program gets a separate process that is never reused. The fork server starts
-no threads and opens no devices. When the agent ends, the fork server kills all workers and descendants. Descendants of
-a worker end with the worker.
+The agent starts the fork server as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`. An agent that has
+imported the runtime and is still single-threaded forks it instead (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A
+fork takes 1 ms and a new interpreter 200 ms, so every program gets a separate process that is never reused. The fork
+server starts no threads and opens no devices. When the agent ends, the fork server kills all workers and descendants.
+Descendants of a worker end with the worker.
 
 A worker runs one program, so that a crash or a hang affects no other program. The worker receives orders over a socket,
 reads inputs from one shared arena and writes outputs to another arena.

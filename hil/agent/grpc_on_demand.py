@@ -58,7 +58,7 @@ class GrpcOnDemand:
         """Close all connections and stop listening."""
         with self._lock:
             self._closed = True
-        self._path.unlink(missing_ok=True)  # before closing: after that, a new listener may create the file
+        self._path.unlink(missing_ok=True)  # before close: a later unlink could delete a new listener's file
         if self._server is not None:
             self._server.close()
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Agent with four services over two transports, and the lifecycle."""
+"""The agent: its four services, its two transports, and its start and stop."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ class SessionService:
                 self._goodbyes.leave(context)
 
     def _opened(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
-        """Wait for the device and report the current owner. Return the session."""
+        """Open a session. While the device is in use, tell the client who uses it. Return the session."""
         if not wanted.wait_s >= 0:
             raise UsageError(f"invalid wait of {wanted.wait_s:g} s for a board")
         deadline = time.monotonic() + wanted.wait_s

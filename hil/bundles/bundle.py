@@ -154,7 +154,7 @@ class Bundle:
     def extract(self, folder: Path) -> Artifact:
         """Write the program's files to an existing empty directory.
 
-        The returned artifact has all methods; its function is the first.
+        The returned artifact has all methods; its ``function`` is the first method.
 
         Raises:
             StorageError: the files cannot be written.

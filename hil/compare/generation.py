@@ -406,7 +406,7 @@ def _fault(
 
 
 def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
-    """Find the first position with logits or cache entries that are not finite. The fault names the layer before."""
+    """Find the first position with non-finite logits or cache entries. The fault names the previous layer."""
     found = [(int(board.positions[row]), math.inf, "logits") for row in np.flatnonzero(~finite)[:1]]
     for one in board.cache:
         bad = np.flatnonzero(~np.isfinite(np.asarray(one.rows, np.float64)).all(-1))

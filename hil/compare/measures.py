@@ -166,8 +166,8 @@ def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
             )
         actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
         best = reference == reference.max(axis=1, keepdims=True)
-        # If several values share the reference's maximum, any of them counts as a hit. A wrong value that equals this
-        # hit on the board ranks before it.
+        # If several values share the reference's maximum, each of them counts as a hit. On the board, a wrong value
+        # that equals the hit ranks before the hit.
         chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
         ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
         hits += int(np.count_nonzero(ahead < k))

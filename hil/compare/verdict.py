@@ -171,7 +171,7 @@ def _flush(
 ) -> tuple[Tensor, Tensor, int | None]:
     """Return both tensors as arrays, with the reference flushed like the output if the patterns allow it.
 
-    The number is the count of flushed values, or None if the patterns do not allow flushing.
+    Also return the number of flushed values, or None if the patterns do not allow flushing.
     """
     given, wanted = as_array(actual), as_array(reference)
     if not any(fnmatchcase(name, one) for one in allow_flush):

@@ -1,1 +1,1 @@
-"""The controller: compiles, pushes, runs, refers, compares and reports."""
+"""The controller: compiles models, runs them on boards, computes references, compares outputs and writes reports."""

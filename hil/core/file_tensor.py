@@ -19,7 +19,7 @@ from hil.errors import UsageError
 
 # Maximum bytes per read, including gaps between wanted elements.
 _SPAN = 1 << 20
-# Maximum gap that is read along: reading this many extra bytes takes as long as a separate read.
+# Maximum gap that a read includes: reading this many extra bytes takes as long as a separate read.
 _GAP = 16 << 10
 
 

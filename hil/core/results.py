@@ -87,8 +87,8 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     return max((outcome.exit_code for outcome in ran), default=errors.EXIT_NOTHING_RAN)
 
 
-# Exit codes by severity, least severe first. Cancelled counts as interrupted. The least severe code, "nothing ran",
-# results only if all codes are equal to it.
+# Exit codes by severity, least severe first. Cancelled counts as interrupted. The result is "nothing ran", the least
+# severe code, only if all codes are "nothing ran".
 _GRAVITY = (
     errors.EXIT_NOTHING_RAN,
     errors.EXIT_OK,
@@ -274,8 +274,8 @@ class Artifact:
     log: Path | None = None
     # Compiler notes, as JSON values; ``text`` is a line for display.
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # Values for the inputs that the program has in addition to the model's inputs. These are the last of ``inputs``, in
-    # the same order.
+    # Values for the inputs that the program has in addition to the model's inputs. These additional inputs are at the
+    # end of ``inputs``, in the same order.
     carried: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
     @property

@@ -84,7 +84,7 @@ class SteppedProgram:
 
     Inputs: the prompt (int64 [P]), forced tokens (int64 [F]), another prompt (int64 [Q], may be empty), and the
     program's constant inputs. Each step takes the next forced token. Without forced tokens, each step takes the token
-    with the largest logit, or the lowest such token.
+    with the largest logit. If several tokens have this logit, the step takes the lowest token.
 
     A conversation has several turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
     its prompt and its steps after the tokens of the earlier turns.

@@ -104,7 +104,7 @@ class VirtualBoard:
         """Switch the board on if it is off, and wait until SSH works.
 
         Raises:
-            BoardError: it did not boot.
+            BoardError: the board did not boot.
         """
         self._ask("power_on")
         if wait:
@@ -114,7 +114,7 @@ class VirtualBoard:
         """Cut the power and restore it at once. The ``boot_id`` and uptime change; the disk is preserved.
 
         Raises:
-            BoardError: it did not boot.
+            BoardError: the board did not boot.
         """
         self._ask("reboot")
         if wait:
@@ -158,7 +158,7 @@ class VirtualBoard:
         """Wait until the SSH server responds.
 
         Raises:
-            BoardError: it did not respond within ``timeout`` seconds.
+            BoardError: the server did not respond within ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         # Start with a short timeout: a booting board loses the first packet, which the kernel would send again only

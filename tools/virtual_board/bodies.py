@@ -1,7 +1,4 @@
-"""Implement virtual boards in two ways:
-
-namespaces on this machine's kernel, or an emulated machine with a separate kernel.
-"""
+"""Two implementations of virtual boards: namespaces on this machine's kernel, or an emulated machine."""
 
 from __future__ import annotations
 

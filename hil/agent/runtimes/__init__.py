@@ -159,7 +159,7 @@ _DETAIL_LINES = 40
 
 
 class ClockPairs:
-    """Pairs of a profiler's clock and the board's clock.
+    """Pairs of readings: the profiler's clock and the board's clock at the same moment.
 
     Args:
         profilers_ns: returns the clock of the profiler's files, in nanoseconds.
@@ -172,8 +172,8 @@ class ClockPairs:
     def look(self) -> None:
         """Read both clocks.
 
-        Each try reads the profiler's clock between two readings of the board's clock. Of five tries, the one with the
-        shortest time between these readings is stored.
+        Each try reads the profiler's clock between two readings of the board's clock. Of five tries, the method stores
+        the try with the shortest time between these two readings.
         """
         looks = [(now_ns(), self._profilers_ns(), now_ns()) for _ in range(_LOOKS)]
         before, profilers, after = min(looks, key=lambda look: look[2] - look[0])

@@ -156,7 +156,7 @@ class IreeProgram:
         """Create device buffers for the inputs, without a copy if the inputs are large and aligned."""
         self._changed, self._has_run_bound = None, False
         if self._is_all_shared and inputs is self._given:
-            return  # the device reads the shared memory, including new content
+            return  # the device reads the shared memory, so it reads new content too
         is_all_shared = self._files.device.startswith("local-")  # only CPU devices: others may cache the content
         arguments: list[Any] = []
         self._copied: list[int] = []

@@ -12,7 +12,7 @@ segmentation (Scott and Knott, "A cluster analysis method for grouping means in 
   median of its neighbourhood. So a step can be found after three measurements.
 - An outlier near a step does not move the step. A step is placed where the sum of the distances from the medians of
   both sides is smallest (least absolute deviations). A value beyond both medians by more than three standard deviations
-  counts as three, and belongs to the earlier level.
+  counts as three standard deviations, and belongs to the earlier level.
 - Steps smaller than ``least`` are not reported, even if they are clear.
 """
 

@@ -195,7 +195,10 @@ class SuiteScreen(Bars):
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """Set the number of cases, and of cases that an earlier part has run. A matrix calls this for each target."""
+        """Set the number of cases, and the cases that an earlier part has finished.
+
+        A matrix calls this for each target.
+        """
         self._counts = Counter(record.outcome for record in done)
         self.update(self._task, total=total, completed=len(done), description=self._counts_text())
 

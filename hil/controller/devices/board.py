@@ -49,7 +49,7 @@ def make_client(link: Link, board: str) -> BoardClient:
 
 
 class Board:
-    """Connected board, which becomes the owner of the link.
+    """Connected board. The board owns its link and closes it.
 
     From :meth:`take` on, the device is reserved for this process.
 
@@ -83,7 +83,7 @@ class Board:
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
-        # Never from the link: a provider's config must not run commands on this machine.
+        # Never use the link's config here: a provider's config must not run commands on this machine.
         self.measure = choice.config.measure
         self.config_path = choice.config.path
         self.client = make_client(self._link, self.name)

@@ -8,7 +8,7 @@ from typing import Literal
 from hil.controller.records.bench import BenchTimes
 from hil.controller.records.conditions import ConditionReading, Conditions, Grade, MeasurementGrade
 
-# With fewer iterations, the median says little.
+# With fewer iterations, the median is unreliable.
 LEAST_ITERATIONS = 10
 # 99 % interval of the median: half its width, relative to the median.
 INTERVAL_SHARE = 0.02
@@ -39,8 +39,8 @@ def grade_measurement(
         conditions: the board's conditions; None if unknown.
         times: the measured times.
         clock: the clock of the times. Times by the host's clock include a process start.
-        in_turns: whether two programs were measured in turns, to be compared with each other. Their ratio is of
-            undisturbed times, so other programs and the host's clock make it noisy, but not wrong.
+        in_turns: whether two programs were measured in turns, to be compared with each other. Their ratio is computed
+            from undisturbed times. So other programs and the host's clock make the ratio noisy, but not wrong.
     """
     disturbed: Grade = "B" if in_turns else "F"
     found = [*_judge_times(times)]
@@ -86,7 +86,7 @@ def _judge_state(conditions: Conditions) -> _Findings:
 def _judge_reading(reading: ConditionReading) -> _Findings:
     name, before, after = reading.name, reading.before, reading.after
     if isinstance(before, float) and isinstance(after, float):
-        # A fall is an event already.
+        # Skip a fall, which is already an event.
         if name.endswith(" highest frequency") and after > before:
             yield "F", f"the {name} rose from {before:.0f} to {after:.0f} MHz"
         if reading.unit == "degC" and after - before > WARMING_DEGC:

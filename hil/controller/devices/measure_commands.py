@@ -51,7 +51,7 @@ class PendingCommands(Record, kw_only=True):
 
 @contextlib.contextmanager
 def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
-    """Run a board's commands before and after the block, even if an error or Ctrl-C ends the block.
+    """Run a board's commands before and after the ``with`` block, even if an error or Ctrl-C ends the block.
 
     If a command after the block fails, ``say`` receives a note, and hil runs it again when it next opens the board.
 
@@ -90,7 +90,7 @@ def restore_board(board: Board, say: TextSink) -> None:
     pending = _PendingFile(board)
     if pending.path and pending.path.exists():
         with pending.lock() as is_locked:
-            if is_locked:  # otherwise the measurement still runs
+            if is_locked:  # if another process has the lock, the measurement still runs
                 pending.run_stored(say)
 
 

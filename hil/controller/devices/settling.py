@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The board must be steady for this time. Its first half is compared with its second half.
 WINDOW_S = 5.0
-# Between the means of the two halves.
+# Maximum difference between the mean temperatures of the two halves.
 TEMPERATURE_DEGC = 0.5
 _LEAST_LOOKS = 6
 _POLL_S = 0.25
@@ -26,7 +26,7 @@ _POLL_S = 0.25
 def settle_board(board: Board, limit_s: float) -> Settling:
     """Wait until the board is steady, for at most ``limit_s`` seconds.
 
-    A board without counters is not steady, and hil does not wait.
+    hil does not wait for a board without counters, and reports that board as not steady.
     """
     begun = time.monotonic()
     with board.watch_counters(PERIOD_S) as watch:
@@ -39,10 +39,10 @@ def settle_board(board: Board, limit_s: float) -> Settling:
 
 
 def find_unsteady(samples: Sequence[Sample]) -> list[str]:
-    """Return what was not steady in the last :data:`WINDOW_S` seconds of the counters, one text each."""
+    """Return a text for each counter that was not steady in the last :data:`WINDOW_S` seconds."""
     end = max((sample.at_ns for sample in samples), default=0)
     start = end - int(WINDOW_S * 1e9)
-    # A period less than the window: the looks are not exactly a period apart.
+    # Accept a window that is one period shorter, because the readings are not exactly one period apart.
     is_long = any(sample.at_ns <= start + int(PERIOD_S * 1e9) for sample in samples)
     recent = [sample for sample in samples if sample.at_ns >= start]
     if not is_long or len({sample.at_ns for sample in recent}) < _LEAST_LOOKS:

@@ -36,7 +36,7 @@ def compile_module(
     reference_backend: str = "",
     name: str = "",
 ) -> Callable[[Case], Case]:
-    """Set the module of a :class:`TracedModuleTestCase`. The module is compiled when a test first needs the module.
+    """Set the module of a :class:`TracedModuleTestCase`. hil compiles the module when a test first needs it.
 
     Args:
         module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with

@@ -27,9 +27,9 @@ def settle_boards(sides: Sequence[BenchSide], limit_s: float) -> None:
 
 @contextlib.contextmanager
 def prepare_boards(sides: Sequence[BenchSide], say: TextSink) -> Iterator[None]:
-    """Run the boards' commands of ``[measure]`` before and after the block.
+    """Run the ``[measure]`` commands of the boards before and after the ``with`` block.
 
-    An error of a command before the block becomes the outcome of the cases on this board, and is raised.
+    If a command before the block fails, the error becomes the outcome of the cases on this board, and is raised.
     """
     with contextlib.ExitStack() as stack:
         for group in _group_by_board(sides):

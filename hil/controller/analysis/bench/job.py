@@ -258,7 +258,7 @@ class _BenchRun:
             self._measure_group(run, sides, order, f"samples-{prompt}.csv" if is_generation else "samples.csv")
 
     def _measure_group(self, run: Run, sides: Sequence[BenchSide], order: random.Random, samples: str) -> None:
-        """Measure a program, or two in turns. With ``--generate``, those of a prompt."""
+        """Measure one program, or two programs in turns. With ``--generate``, measure the programs of one prompt."""
         title = " and ".join(side.case.name for side in sides)
 
         def keep(side: BenchSide, batch: Batch, share: float) -> None:
@@ -292,7 +292,7 @@ class _BenchRun:
                 )
                 result = replace(
                     side.result,
-                    outputs=side.case.result.outputs,  # those that were compared with the references
+                    outputs=side.case.result.outputs,  # the outputs that were compared with the references
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
                     cold=False,
@@ -324,7 +324,7 @@ class _BenchRun:
 
 
 def _drop_references(case: Case) -> Case:
-    """Drop tensors that a judged generation no longer needs. Those of all prompts may not fit in memory."""
+    """Drop tensors that a judged generation no longer needs: memory may be too small for the tensors of all prompts."""
     if case.generation is None:
         return case
     return replace(case, prefill=None, references=tuple(replace(one, outputs={}) for one in case.references))

@@ -91,8 +91,8 @@ class BenchSide:
     # output comparison over all iterations, including warm-ups and the case's first run; None if not compared.
     repetition: Repetition | None = None
     settling: Settling | None = None  # the wait for a steady board, with --settle
-    conditions: Conditions | None = None  # of the board; None before the end of the measurement
-    # With --sustained: statistics of each batch, where ``batches`` has a selection of its iterations.
+    conditions: Conditions | None = None  # conditions of the board; None before the end of the measurement
+    # With --sustained: statistics of each batch. ``batches`` then contains only some iterations of each batch.
     summaries: list[BatchSummary] = field(default_factory=list)
     counters: Sequence[Sample] = ()  # with --sustained: frequencies and temperatures; empty before the end
 
@@ -200,7 +200,7 @@ def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
     """Measure rounds until the caller stops. Yield the number of complete rounds after each.
 
     Every round reloads both sides. The sides then take turns in the order A B B A or B A A B. ``keep`` receives each
-    batch with the number of rounds so far, including the finished part of the current one.
+    batch with the number of rounds so far, including the finished part of the current round.
     """
     sizes: dict[str, list[list[int]]] = {}
     for number in itertools.count():
@@ -270,7 +270,7 @@ class _Meter:
         self._round = round
         self._copy = copy
         self._program: LoadedProgram | None = None
-        self._repetition: Repetition | None = None  # of this meter only: concurrent meters have separate results
+        self._repetition: Repetition | None = None  # of this meter only; a concurrent meter has another
 
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact
@@ -328,7 +328,7 @@ class _Meter:
             if case.decoder is not None:
                 check_generation(replace(case, result=result))
         side.warmup_s += call.warmup_ns / 1e9
-        # The case has the compared outputs. Those of all prompts may not fit in memory.
+        # The case has the compared outputs. Drop these outputs: memory may be too small for the outputs of all prompts.
         side.result = result if case.decoder is None else replace(result, outputs={}, repetition=None)
         self._repetition = merge_known(self._repetition, result.repetition)
         if result.peak_memory_bytes is not None:

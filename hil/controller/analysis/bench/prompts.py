@@ -1,4 +1,4 @@
-"""Times of tokens in a bench: a case per prompt of a specification, and comparisons of two programs for each prompt."""
+"""Token times in a bench: one case per prompt of a specification, and a comparison of two programs for each prompt."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hil.core.steps import PROMPT, TOKENS, TokenPlaces, split_turns
 
 
 def per_prompt(options: Options) -> list[Options]:
-    """Return the options of each prompt; the same options without ``--generate``. Raises UsageError."""
+    """Return the options of each prompt. Without ``--generate``, return only the given options. Raises UsageError."""
     if options.generate is None:
         return [options]
     return [replace(options, prompt=prompt.name) for prompt in read_spec(options.generate).prompt]
 
 
 def group_sides(sides: Iterable[BenchSide]) -> list[list[BenchSide]]:
-    """Return the sides of each prompt; a single group without prompts."""
+    """Group the sides by prompt. Without prompts, return a single group."""
     groups: dict[str, list[BenchSide]] = {}
     for side in sides:
         groups.setdefault(side.case.options.prompt, []).append(side)
@@ -32,7 +32,7 @@ def group_sides(sides: Iterable[BenchSide]) -> list[list[BenchSide]]:
 
 
 def compare_prompts(sides: Iterable[BenchSide], bench: BenchJob) -> list[PromptComparison]:
-    """Compare B with A for each prompt; an empty list without two programs, or without prompts."""
+    """Compare B with A for each prompt. Without two programs or without prompts, return an empty list."""
     return [_compare_prompt(pair, bench) for pair in group_sides(sides) if len(pair) == 2 and pair[0].case.decoder]
 
 

@@ -23,11 +23,11 @@ _FIELDS = ("board_id", "agent_version", "runtime", "runtime_version", "device")
 
 
 def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: float, screen: Progress) -> RerunRecord:
-    """Measure the last program of a stored bench again, with as many iterations, and compare the medians.
+    """Measure the last program of a stored bench again, with the same number of iterations, and compare the medians.
 
     Args:
         name: a bench's directory, ID or file bench.json.
-        job: where to store the new run, and the board if it is not the stored one.
+        job: directory for the new run, and optionally a board that replaces the stored board.
 
     Raises:
         UsageError: the run is not a bench, or measured nothing.
@@ -74,7 +74,7 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
 
 
 def _grade_side(side: SideRecord) -> MeasurementGrade | None:
-    """Grade a side as a separate measurement: it may have been measured in turns with another one."""
+    """Grade a side as a separate measurement, even if it was measured in turns with another side."""
     return grade_measurement(side.conditions, side.times, clock=side.clock or "board") if side.times else None
 
 

@@ -238,7 +238,7 @@ def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = L
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Statistics of many sample sets: count, mean logarithm, and sum of squared deviations from it."""
+    """Statistics of many sample sets: count, mean logarithm, and sum of squared deviations from this mean."""
 
     count: Floats
     mean: Floats
@@ -335,8 +335,8 @@ def is_precise(found: SpeedComparison) -> bool:
 def _compute_trimmed_means(values: Floats) -> Floats:
     """Return the trimmed mean per row, without the lowest and highest fifth.
 
-    Outlier rounds do not affect the mean, and the mean is efficient without outliers (Wilcox, "Introduction to robust
-    estimation", 2012).
+    Outlier rounds do not affect the trimmed mean. Without outliers, the trimmed mean is still efficient (Wilcox,
+    "Introduction to robust estimation", 2012).
     """
     cut = values.shape[1] // 5
     centres: Floats = np.sort(values, axis=1)[:, cut : values.shape[1] - cut].mean(axis=1)

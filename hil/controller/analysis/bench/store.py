@@ -156,7 +156,7 @@ def record_bench(
     ]
     incomparable = list_incomparable(records) if in_turns else []
     failed = {side.name for side in records if side.grade and side.grade.grade == "F"}
-    # Both sides of a prompt are compared, or none.
+    # Compare both sides of a prompt, or neither.
     comparable = [
         side for group in group_sides(sides) if failed.isdisjoint(one.case.name for one in group) for side in group
     ]

@@ -1,4 +1,4 @@
-"""Times of a sustained measurement over time: pure functions of the statistics of its batches.
+"""Changes of the iteration time during a sustained measurement: pure functions of the batches' statistics.
 
 A sustained measurement can take hours. Therefore hil keeps statistics of all iterations of a batch, but at most
 about :data:`MAX_SAMPLES` iterations, evenly spaced.
@@ -22,7 +22,7 @@ MAX_WINDOWS = 60
 _FIRST_BATCHES = 5
 # Share of the batches at the end, whose median is the final time.
 _LAST_SHARE = 0.1
-# A slowdown lasts if the first batches after its start are slow, and most of the others.
+# A slowdown is lasting if the first batches after its start are slow, and most of the later batches too.
 _SLOW_IN_SEQUENCE = 3
 _SLOW_SHARE = 0.9
 # Start of an event's text, from :func:`hil.controller.devices.health.changed`.
@@ -57,7 +57,7 @@ def summarise_batch(batch: Batch, events: Sequence[str]) -> BatchSummary:
 
 
 def find_stride(sustained_s: float, each_s: float) -> int:
-    """Return the distance of kept iterations, so that about :data:`MAX_SAMPLES` are kept."""
+    """Return the distance between stored iterations, so that about :data:`MAX_SAMPLES` are stored."""
     return max(1, math.ceil(sustained_s / each_s / MAX_SAMPLES))
 
 
@@ -81,7 +81,7 @@ def summarise_sustained(
     requested_s: float,
     min_effect: float,
 ) -> SustainedTimes | None:
-    """Return the times over time, or None without batches.
+    """Return how the iteration times changed during the measurement, or None without batches.
 
     Args:
         kept: the kept iterations of each batch.

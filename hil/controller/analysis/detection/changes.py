@@ -38,8 +38,8 @@ class Change:
 def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[Change]:
     """Find the changes of level in values above 0, in time order.
 
-    The test is a cumulative sum of normal scores (van der Waerden). Scores depend only on ranks, so outliers have
-    little effect, and the permutation distribution is the same for all series of a length (Pettitt, "A non-parametric
+    The test is a cumulative sum of normal scores (van der Waerden). Scores depend only on ranks. So outliers have
+    little effect, and all series of the same length have the same permutation distribution (Pettitt, "A non-parametric
     approach to the change-point problem", 1979, uses ranks). The largest change splits the series, and then each part
     is searched (binary segmentation, Scott and Knott, 1974). E-divisive (Matteson and James, 2014) splits in the same
     way, with a statistic that also depends on the spread. Autocorrelation makes a change less significant.

@@ -170,7 +170,7 @@ def _compute_threshold(baseline: Floats, effect: float) -> float:
 
 
 def _compute_p_value(baseline: Floats, excess: float) -> float:
-    """Return the share of runs without a change that exceed the level by at least ``excess``, including the new run."""
+    """Return the share of runs that exceed the level by at least ``excess``, counting the new run."""
     rest = baseline - np.median(baseline)
     return (1 + int((rest >= excess).sum())) / (1 + rest.size)
 

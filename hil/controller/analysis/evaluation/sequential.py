@@ -1,9 +1,9 @@
 """Sequential test for the mean of a finite dataset, valid at any time.
 
 The samples are drawn in random order without replacement. The test bets against a hypothetical mean, and the wealth
-from the bets is the evidence. If the mean is true, the wealth is a martingale. It then ever exceeds 1/error with at
-most the probability ``error`` (Ville 1939). See Waudby-Smith and Ramdas, "Estimating means of bounded random variables
-by betting" (JRSS B 86, 2024), section 5.
+from the bets is the evidence. If the mean is true, the wealth is a martingale. The probability that the wealth ever
+exceeds 1/error is then at most ``error`` (Ville 1939). See Waudby-Smith and Ramdas, "Estimating means of bounded random
+variables by betting" (JRSS B 86, 2024), section 5.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure_evidence(values: Values, total: int, mean: float) -> Values:
 def decide_mean(values: Values, total: int, mean: float, error: float = ERROR) -> Literal["above", "below", ""]:
     """Return "above" if the dataset's mean is at least ``mean``, "below" if it is less, and "" if undecided.
 
-    A decision before the last sample is wrong with at most the probability ``error``. After the last sample, it is
+    A decision before the last sample is wrong with a probability of at most ``error``. After the last sample, it is
     exact.
 
     Args:

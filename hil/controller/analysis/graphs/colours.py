@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hil.controller.analysis.graphs.values import NodeValue
 from hil.controller.storage.screen.texts import seconds
 
-# Colours from good to bad. Readers who cannot distinguish red from green can also distinguish the stops.
+# Colours from good to bad. Readers with red-green colour blindness can distinguish the stops, too.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")
 _OUTCOMES = {
     "PASS": "#b7e4c7",

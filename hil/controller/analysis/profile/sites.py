@@ -132,7 +132,7 @@ class Sites:
         return [region.sites for region in regions for _ in range(times)]
 
     def _find_by_name(self, key: str, doubts: _Doubts) -> DispatchSite:
-        """Return the site of a dispatch of which only the name is known."""
+        """Return the site of a dispatch, given only its name."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
             doubts[_NOWHERE].add(key)

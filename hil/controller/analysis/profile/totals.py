@@ -48,7 +48,7 @@ class RunTimes:
 
 
 def type_of(row: OpRow) -> str:
-    """Return an operation's node types, or the kind without types."""
+    """Return an operation's node types, or its kind if it has no types."""
     return "+".join(row.op_types) or row.kind
 
 

@@ -97,8 +97,8 @@ def _write_file(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span
     try:
         with _open_trace(path) as file:
             trace = TraceFile(file)
-            # Every board gets a separate host clock, because the snapshots of a clock must be in time order, and the
-            # boards are written one after the other.
+            # Every board gets a separate host clock. The snapshots of a clock must be in time order, but the boards are
+            # written one after the other.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
             trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
             _TraceWriter(trace, parts).write(compilations, clocks)

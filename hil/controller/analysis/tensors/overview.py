@@ -56,7 +56,7 @@ class Overview:
     values: Sequence[Bin] = ()
     errors: Sequence[Bin] = ()  # histogram of |a-b| for elements that differ
     equal: int = 0
-    apart: int = 0  # elements that are NaN or infinite on one side only, or NaN here and infinite there
+    apart: int = 0  # elements that are NaN or infinite on one side only, or NaN on one side and infinite on the other
     scatter: Counts | None = None  # rows: the board's value, columns: the reference's, in ascending order
     span: tuple[float, float] | None = None  # range of all finite values, covered by histogram and scatter
 

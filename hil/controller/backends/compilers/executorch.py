@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MAIN = "main.pte"
 NOTES = "notes.json"
-# Suffix of the flag that allows portable kernels for nodes that the backend does not support. Without it, all nodes are
-# requested on the backend.
+# Suffix of the flag that allows portable kernels for nodes that the backend does not support. Without this suffix, hil
+# requests the backend for all nodes.
 _REST = f",{PORTABLE}"
 _DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")

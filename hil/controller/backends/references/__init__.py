@@ -380,7 +380,7 @@ def _moved_runs(
     Returns [] if there is no input to perturb and no operator to round.
 
     Args:
-        disturbed: List to which errors are added that may not occur in another run.
+        disturbed: List that receives errors that may not occur in another run.
     """
     runs: list[Mapping[str, Array]] = []
     with temporary_folder("hil-noise-") as folder:

@@ -1,9 +1,9 @@
 """Make ONNX models whose operators round randomly, to estimate the effect of a different summation order.
 
 The error of a sum of n terms t is about ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``. Assumptions: each partial sum is
-rounded once, the errors are independent, and a partial sum is about as large as the result plus the root of the terms'
-squares. Sources: Higham, Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to
-Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019.
+rounded once, and the errors are independent. A partial sum is about as large as the result plus the root of the sum of
+the terms' squares. Sources: Higham, Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New
+Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019.
 
 A rounding error is uniform within half of eps, so its standard deviation u is ``eps / 2 / sqrt(3)``. The error of an
 operator without a sum is u times the result.

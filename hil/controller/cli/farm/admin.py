@@ -108,7 +108,7 @@ def audit(limit: int, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show the planned deletions without deleting.")
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
-    """Delete old jobs with their data, boards that no host served for as long, and unused files."""
+    """Delete old jobs with their data, boards that no host has served for the same time, and unused files."""
     with connected() as farm:
         deleted: CleanedFarm = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
     counts = ", ".join(f"{count} {what}" for what, count in deleted.counts.items() if count) or "nothing"

@@ -130,7 +130,7 @@ def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None)
         rows = [*page, *rows]
     if limit is None or states:
         return rows
-    # Show all running jobs, even if many newer ones are queued.
+    # Show all running jobs, even if many newer jobs are queued.
     running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
     by_name = {row.name: row for row in (*running, *rows)}
     return sorted(by_name.values(), key=_number)

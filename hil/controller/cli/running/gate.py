@@ -92,9 +92,9 @@ def gate(
 ) -> int:
     """Judge a commit by its measurements in the history, and run suspect programs again.
 
-    If the history shows a change, hil runs the baseline's program and the new one in turns on the same board, until the
-    result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of --fail-on, 4 if a
-    board failed.
+    If the history shows a change, hil runs the baseline's program and the new program in turns on the same board. hil
+    stops when the result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of
+    --fail-on, 4 if a board failed.
 
     With --bisect, hil also finds the first bad commit of each broken or slower program. It checks out commits in a
     temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits

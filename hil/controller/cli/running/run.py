@@ -60,7 +60,7 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     """Compile MODELs, run them on a board, and compare the outputs with a CPU reference.
 
     Several models are compiled in parallel while the board runs. Results are stored continuously in --out. With several
-    values of --board, --runtime-hw-type or --runtime, each combination is a target, and the result is a table with a
+    values of --board, --runtime-hw-type or --runtime, each combination is a target. The result is then a table with a
     row per model and a column per target.
     """
     from hil.controller.pipeline.settings.options import Job

@@ -43,7 +43,7 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FOLDER = re.compile(r"/[^\0]*")
 _CALL_S, _CHECK_S = 60.0, 120.0
-# Remove programs that were unused for a month. On a full disk, remove those unused for an hour, then for 5 minutes.
+# Remove programs that were unused for a month. On a full disk, remove programs unused for an hour, then for 5 minutes.
 _PRUNE_MINUTES, _FULL_PRUNE_MINUTES = 30 * 24 * 60, (60, 5)
 _SPARE_BYTES, _INPUTS_SPARE_BYTES = 1 << 20, 1 << 16
 # Extra seconds to wait for the response before the board is considered lost, and a factor for slow boards. The script

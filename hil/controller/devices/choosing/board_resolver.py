@@ -108,7 +108,7 @@ def choose(
     board = board or named_board(hw_type)
     of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
     try:
-        # A relative path in an environment variable depends on the current directory, so do not trust it like a path
+        # A relative path in an environment variable depends on the current directory. So do not trust it like a path
         # that the user typed.
         choice = _chosen(board, hw_type, typed=not of_variable or Path(board).is_absolute())
     except UsageError as error:

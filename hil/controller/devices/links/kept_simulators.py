@@ -45,7 +45,7 @@ _OF_THE_CALLER = frozenset(
 
 @dataclass(frozen=True)
 class Loan:
-    """Simulator reserved for this process, up to :meth:`give_back`."""
+    """Simulator reserved for this process, until :meth:`give_back`."""
 
     folder: Path
     lock: int

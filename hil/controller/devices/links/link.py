@@ -69,7 +69,7 @@ class LinkKind:
 
 
 class BoardLoan(Protocol):
-    """Request for a board. It waits in a queue first; then the board is lent to the client up to :meth:`close`."""
+    """Request for a board. The request first waits in a queue. Then the client has the board until :meth:`close`."""
 
     @property
     def name(self) -> str:

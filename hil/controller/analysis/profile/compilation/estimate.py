@@ -21,10 +21,10 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Operations per byte at which computing takes as long as moving the data. A core with one or two vector multiply-adds
-# per cycle computes 8 to 64 float32 operations in the time in which memory delivers 1 to 6 bytes. The ratio is about
-# ten, within a factor of two, on a Cortex-A53 (8 to 1) and on a server core. Other boards (accelerators: hundreds) need
-# a different value.
+# Operations per byte at which computing takes as long as moving the data. While memory delivers 1 to 6 bytes, a core
+# with one or two vector multiply-adds per cycle computes 8 to 64 float32 operations. The ratio is about ten, within a
+# factor of two, on a Cortex-A53 (8 to 1) and on a server core. Other boards (accelerators: hundreds) need a different
+# value.
 RIDGE = 10.0
 _FILE = "shapes.json"
 # Increase this when `read` returns a different result for the same model.

@@ -45,7 +45,7 @@ _MAX_INDEX_DIGITS = 9
 _MAX_TIME_US = 1 << 52
 # Kernels that only change a value's layout or type, if the optimiser added them.
 LAYOUT = frozenset("ReorderInput ReorderOutput Reshape Transpose Cast Unsqueeze Squeeze Identity MemcpyToHost".split())
-# Operators that start a fusion: the optimiser fuses operators after them, never before.
+# Operators that start a fusion: the optimiser fuses operators that follow them, never operators that precede them.
 _HEAVY = frozenset(
     "Conv ConvTranspose ConvInteger QLinearConv Gemm MatMul MatMulInteger QLinearMatMul MaxPool AveragePool LpPool "
     "GlobalMaxPool GlobalAveragePool GlobalLpPool LSTM GRU RNN Attention".split()
@@ -310,7 +310,7 @@ class _Fusions:
         self._constant = self._find_constant_nodes(graph)
 
     def kernels(self) -> dict[str, list[str]]:
-        """Return computing node in the optimised graph -> model nodes, in order."""
+        """Return node of the optimised graph -> model nodes that it computes, in order."""
         own = {name: name for name in self._nodes}
         named = [node for node in self._left if node.name and not self._is_layout_change(node)]
         found = {node.name: set(by_name(node.name, own)) for node in named}

@@ -38,8 +38,8 @@ NAMELESS_SIGNAL = 128
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 # Linux option for immediate acknowledgements. Before the first command on a connection, sshd sends a second small
-# packet only after the acknowledgement of the first, which the kernel delays by 40 ms. The kernel resets the option, so
-# set it after every read.
+# packet only after hil's kernel acknowledges the first packet. The kernel delays this acknowledgement by 40 ms. The
+# kernel resets the option, so set it after every read.
 _QUICKACK = getattr(socket, "TCP_QUICKACK", 0)
 
 
