@@ -26,8 +26,8 @@ from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name, float_limits, int_limits
 from hil.errors import CriterionFailed, UsageError
 
-# Number of shuffled references. The criteria must reject more than half. Large tensors use few shuffles: each takes a
-# full pass, and with many elements chance agreement varies little.
+# Number of shuffled references. The criteria must reject more than half. Large tensors use few shuffles: each shuffle
+# takes a full pass, and with many elements, agreement by chance varies little.
 SHUFFLES, FEW_SHUFFLES = 9, 3
 _LARGE = 1 << 16
 _SEED = 33

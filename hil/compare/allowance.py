@@ -32,7 +32,7 @@ class Allowance:
     share: float  # ceiling as a fraction of the value's magnitude, or of ``rms`` if larger
     rms: float
     largest: float  # largest noise
-    widest: float  # largest noise below the ceiling; unless ``is_rare``, also of noise clipped to the ceiling
+    widest: float  # largest noise below the ceiling; unless ``is_rare``, larger noise counts as the ceiling
     unsteady: int  # number of elements with noise above the ceiling
     first: tuple[int, ...]  # first unsteady elements, as flat indices
 

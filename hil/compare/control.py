@@ -294,7 +294,7 @@ class Bound:
         return Finding(wrong, doubt=doubt, note="; ".join(one for one in notes if one and one not in doubt))
 
     def _is_no_jump(self, given: Array) -> Array:
-        """Return a mask of the jumping elements whose value the control does not explain."""
+        """Return a mask of the jumping elements with a value that the control does not explain."""
         known = np.vstack([self._wanted[self._places], self._values])
         same = (known == given) | (np.isnan(known) & np.isnan(given))
         if self._whole_numbers:
@@ -353,7 +353,7 @@ class Bound:
         return f"{text}{self._clipped_text()}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:
-        """Check the channels whose bound zeros would satisfy.
+        """Check the channels in which zeros would satisfy the bound.
 
         Return (doubt, note): a doubt for many such channels, a note for a few.
         """

@@ -60,8 +60,8 @@ def check_small(
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     share_of_all, least = (_GIVEN_SHARE, _LOST_SHARE) if given or not _has_eps(reference) else (_SHARE, 0.0)
-    # A few values that differ from a 0 by one step are common. With a user's tolerance, only the whole output shows if
-    # such differences are noise.
+    # A few values that differ from a 0 by one step are common. With a user's tolerance, only the whole output shows
+    # whether such differences are noise.
     along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
         many = share_of_all if axis is None else _GROUP_SHARE

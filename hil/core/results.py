@@ -54,7 +54,7 @@ class Outcome(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command whose most severe outcome is this one."""
+        """Exit code of a command with this outcome as the most severe outcome."""
         if self in (Outcome.PASS, Outcome.SKIP, Outcome.XFAIL):
             return errors.EXIT_OK
         if self in (Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE, Outcome.XPASS):
@@ -249,7 +249,7 @@ class Model:
 
     @property
     def random_outputs(self) -> tuple[str, ...]:
-        """Outputs that depend on these random numbers."""
+        """Outputs that depend on the random numbers of the nodes in :attr:`random`."""
         return tuple(self.producer.get("random", {}).get("outputs", ()))
 
 

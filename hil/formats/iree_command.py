@@ -105,8 +105,8 @@ def npy_can(spec: TensorSpec) -> None:
 def shows_sign(declared: str, dtype: str) -> bool:
     """Return True if the tools report an output's integers as unsigned.
 
-    Only programs from sources with unsigned types (StableHLO's ``ui8``) do this. IREE declares such an output as
-    ``i8``, but returns an unsigned type. In all other programs, integers are signless.
+    The tools do so only for programs from sources with unsigned types (StableHLO's ``ui8``). IREE declares such an
+    output as ``i8``, but returns an unsigned type. In all other programs, integers are signless.
 
     Args:
         declared: dtype that the program declares for the output.

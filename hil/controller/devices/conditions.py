@@ -87,7 +87,7 @@ def summarise_conditions(
     for sample in samples:
         looks.setdefault(sample.at_ns, {})[sample.name] = sample
     if window_ns is not None:
-        # Each reading shows the load since the previous reading.
+        # Each sample shows the load since the previous sample.
         start = window_ns[0] + int(PERIOD_S * 1e9)
         looks = {at: found for at, found in looks.items() if start <= at <= window_ns[1]}
     busy = [cores for found in looks.values() if (cores := [s.value for n, s in found.items() if BUSY.fullmatch(n)])]

@@ -42,7 +42,7 @@ def find_unsteady(samples: Sequence[Sample]) -> list[str]:
     """Return a text for each counter that was not steady in the last :data:`WINDOW_S` seconds."""
     end = max((sample.at_ns for sample in samples), default=0)
     start = end - int(WINDOW_S * 1e9)
-    # Accept a window that is one period shorter, because the readings are not exactly one period apart.
+    # Accept a window that is one period shorter, because the samples are not exactly one period apart.
     is_long = any(sample.at_ns <= start + int(PERIOD_S * 1e9) for sample in samples)
     recent = [sample for sample in samples if sample.at_ns >= start]
     if not is_long or len({sample.at_ns for sample in recent}) < _LEAST_LOOKS:

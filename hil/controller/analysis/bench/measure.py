@@ -106,7 +106,7 @@ class BenchSide:
             self.peak_memory_bytes = self.result.peak_memory_bytes
 
 
-# Callback for every finished batch: the side, the batch, and the progress: a share, or a number of rounds.
+# Callback for every finished batch. Arguments: the side, the batch, and the progress (a share, or a number of rounds).
 Keep = Callable[[BenchSide, Batch, float], None]
 
 

@@ -32,7 +32,7 @@ _MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
 # A trailing backslash counts as an ordinary character. Without this rule, the search would retry at every earlier
 # character.
 _ITEM = re.compile(r"((?:[^;\\]|\\.?)*)(?:;|$)", re.DOTALL)
-_BATCH = 1 << 15  # rows in a Parquet batch, the minimum row group size
+_BATCH = 1 << 15  # rows in a Parquet batch, and the minimum number of rows in a row group
 _CUT_HINT = "profile again, or read the profile's trace"
 
 

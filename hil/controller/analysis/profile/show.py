@@ -40,7 +40,7 @@ _COLOURS = {"slower": "red", "faster": "green"}
 
 
 def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None = None) -> ProfileSummary:
-    """Return the profile's head, the ``top`` totals by ``by``, and the total count."""
+    """Return the profile's run times, the ``top`` totals grouped by ``by``, and the number of groups."""
     times, found = run_times(profile), totals(profile.rows, by)
     return ProfileSummary(
         run=profile.run,
@@ -60,7 +60,7 @@ def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None 
 
 
 def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> None:
-    """Print the profile's head, the top operations with bars, their estimated work, and the notes."""
+    """Print the profile's run times, the top operations with bars, their estimated work, and the notes."""
     from rich.text import Text
 
     found, times = totals(profile.rows, by), run_times(profile)

@@ -37,7 +37,7 @@ MOST_CELLS = 320
 POOLS = ("mean", "min", "max")
 # Code bit set -> the most severe code.
 _HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
-# Maximum temporary arrays with a piece's length, at 16 bytes per element.
+# Maximum number of temporary arrays with the length of a piece. Each element takes 16 bytes.
 _ALIVE = 12
 
 Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

@@ -56,7 +56,7 @@ class Together:
 
     compiled: tuple[Model, ...] = ()  # compiled now and stored in the cache
     cached: tuple[Model, ...] = ()  # already in the cache
-    # Not compiled, for :func:`compile_iree`: large or rejected models, or too few for a group.
+    # Left for :func:`compile_iree`: large models, rejected models, or too few models for a group.
     alone: tuple[Model, ...] = ()
     programs: int = 0
 

@@ -66,7 +66,7 @@ def _of_function(source: OpenedFunction, function: str) -> tuple[Config, Any, di
 
 
 def _of_graph(source: OpenedFunction) -> tuple[Config, Any, dict[str, Any]]:
-    """Return config, graph and variables of a GraphDef. Only the functions are inlined."""
+    """Return config, graph and variables of a GraphDef. In the graph, functions are inlined."""
     import tensorflow as tf
 
     graph: TfGraph = source.model
@@ -237,7 +237,8 @@ def make_config(
 
 
 def assigned_variables(nodes: Sequence[Any]) -> set[str]:
-    """Return the variables that the graph may assign, that is, whose handle an operation other than a read uses."""
+    """Return the variables with a handle that an operation other than a read uses: the graph may assign these
+    variables."""
     graph = HandleGraph(nodes)
     return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 

@@ -27,7 +27,7 @@ def board() -> None:
 @board.command("list", epilog="Example: hil board list --json")
 @json_option
 def list_boards(as_json: bool) -> None:
-    """List the boards with a config, and if the config is trusted (hil board trust)."""
+    """List the boards with a config, and whether each config is trusted (hil board trust)."""
     from hil.controller.records.commands.boards import BoardList, ListedBoard
     from hil.core.boards import known_boards, read_board
 

@@ -82,7 +82,7 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
 @runs_option
 @json_option
 def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any) -> int:
-    """Compare the calls of A with those of B, the reference. Traces may be from any backend, board and machine.
+    """Compare the calls of A with the calls of B, the reference. Traces may be from any backend, board and machine.
 
     A and B are trace directories, IDs of `hil trace run`, or directories of traces. In directories of traces, traces
     with the same relative path are compared.

@@ -23,7 +23,7 @@ from hil.errors import UsageError
 @runs_option
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
-    """Compare the outputs of A with those of B, the reference. A and B are .npy files or IDs of stored runs."""
+    """Compare the outputs of A with the outputs of B, the reference. A and B are .npy files or IDs of stored runs."""
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results

@@ -80,7 +80,7 @@ class WheelRequirement:
 
 @dataclass(frozen=True)
 class WheelGroup:
-    """Distributions that are fetched together: those of the agent, or of a runtime."""
+    """Distributions that are fetched together: the distributions of the agent, or of a runtime."""
 
     name: str  # identifies the contents: groups with the same name are interchangeable
     wanted: tuple[WheelRequirement, ...]

@@ -51,7 +51,7 @@ class Compilation:
     seconds: float
     phases: Sequence[CompileStep]  # in time order
     passes: Sequence[CompileStep]  # the longest first
-    operations: Sequence[CompiledOperation]  # only those with an estimate, the largest share first
+    operations: Sequence[CompiledOperation]  # only operations with an estimate, the largest share first
     dispatches: int
     program_bytes: int
 

@@ -37,7 +37,7 @@ HOLDERS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # Separators and suffixes that the optimiser adds to names.
 _JOINT = re.compile(r"^fused |[/ ]")
 _ENDING = re.compile(r"(?:_token_\d+|_nchwc|_new_reshape|_nhwc|_\d+)$")
-# Maximum suffix length and of a name, because searching for every suffix takes quadratic time.
+# Maximum length of a suffix, and of a name. Searching for every suffix takes quadratic time.
 _MAX_ENDING, _MAX_NAME = 40, 4096
 # Maximum line length. ONNX Runtime writes an event in a few hundred bytes, so a longer line is damaged.
 _MAX_LINE, _MAX_LINE_VALUES = 1 << 20, 100_000
