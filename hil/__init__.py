@@ -1,4 +1,4 @@
-"""hil: does this compiled model give the right answer on this hardware, how fast, and if not, where does it go wrong?
+"""Test compiled ML models on hardware: compare outputs with a reference, measure speed, locate errors.
 
 >>> import hil
 >>> with hil.connect("sim") as board:                      # doctest: +SKIP

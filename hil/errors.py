@@ -41,7 +41,7 @@ class ErrorCode(str, Enum):
 
 
 class HilError(Exception):
-    """Base class of all errors that hil raises.
+    """Something went wrong in hil.
 
     Args:
         stage: pipeline stage of the error (a value of :class:`hil.core.results.Stage`), or "".

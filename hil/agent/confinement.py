@@ -288,7 +288,7 @@ class _Filter:
 def _sandbox_filter() -> _Filter:
     """Build the sandbox's filter.
 
-    It allows calls by default, and kills the process on calls of other architectures.
+    The filter allows calls by default, and kills the process on calls of other architectures.
     """
     machine = platform.machine()
     fcntl, ioctl, sendto = _PARTLY[machine]

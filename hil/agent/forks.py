@@ -161,7 +161,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | ForkedChild | None = None
         # A process that was forked in advance and has not described the runtime yet.
         self._ahead: tuple[ipc.Channel, ForkedChild] | None = None
-        # Whether the process has forked a worker; before that it may still be importing.
+        # Whether the process has forked a worker; before that, the process may still be importing the runtime.
         self._awake = False
         self.described: dict[str, Any] = {}
         self._failed_at = -math.inf

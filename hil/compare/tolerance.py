@@ -178,7 +178,8 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None,
     """Return a reason if a tolerance cannot distinguish right and wrong outputs; otherwise "".
 
     Every tolerance must reject zeros. It then also rejects a doubled or negated output. Unless the values are constant,
-    it must also reject permutations of the values. A default tolerance must be four times finer than these limits.
+    the tolerance must also reject permutations of the values. A default tolerance must be four times finer than these
+    limits.
 
     Args:
         scale: the reference's scale. A reference of zeros is never blind, because any larger value fails.

@@ -1,8 +1,8 @@
 """Run a decoder step by step: a prompt, then one token per step.
 
-A decoder maps tokens and a cache to logits and a new cache. :class:`SteppedProgram` wraps it as a program that maps a
-prompt to the logits of all positions. The agent uses it for programs on the board, and the controller for references,
-so both make the same calls.
+A decoder maps tokens and a cache to logits and a new cache. :class:`SteppedProgram` wraps a decoder as a program that
+maps a prompt to the logits of all positions. The agent uses this class for programs on the board, and the controller
+uses the class for references. So both make the same calls.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Convert tensor types and signatures from and to IREE: element types, and function declarations.
 
 A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's compiler writes
-it for MLIR programs, but not for the torch dialect (used for ONNX and PyTorch). hil's compile stage adds it there, with
-names and signedness. For a function without a declaration, the calling convention specifies the number of tensors and
-the types of plain numbers. The tensor specs of such a function have dtype "".
+declarations for MLIR programs, but not for the torch dialect (used for ONNX and PyTorch). For this dialect, hil's
+compile stage adds declarations with names and signedness. For a function without a declaration, the calling convention
+specifies the number of tensors and the types of plain numbers. The tensor specs of such a function have dtype "".
 
 4-bit elements are packed two per byte (:mod:`hil.core.tensors`).
 """

@@ -24,8 +24,8 @@ _NETWORKS = 1 << 14
 _TRIES = 20
 _PRIVILEGED = "run as root, in a container with --privileged; HIL_NO_BOARDS=1 skips the tests that require a board"
 _GREETING_S = 10.0
-# The process must wait until the users are mapped. Only then it can mount, and only later programs have root's
-# capabilities.
+# The process must wait until the users are mapped. Only then can the process mount file systems, and only programs that
+# start later have root's capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
 _NEW = "--user --net --mount --pid --fork --kill-child".split()
 # The checkout's root for PYTHONPATH, because an installed hil lacks this package.
@@ -119,7 +119,7 @@ def plug_in(process: int) -> tuple[str, str]:
         This machine's address on the cable, and the address for the other side.
 
     Raises:
-        UsageError: this machine does not allow it.
+        UsageError: this machine does not allow new network devices.
     """
     for _ in range(_TRIES):
         number = random.randrange(_NETWORKS)

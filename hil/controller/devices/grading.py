@@ -17,7 +17,7 @@ SPREAD_SHARE = 0.10
 OUTLIER_SHARE = 0.05
 # Cores that other programs keep busy. Background services of an idle system need less.
 LOAD_CORES = 0.5
-# Share of all cores that are busy. Above it, other programs take time from the measured one.
+# Share of all cores that are busy. Above this share, other programs take time from the measured program.
 BUSY_SHARE = 0.95
 # Time stalled on memory, in percent.
 PRESSURE_NOISY, PRESSURE_BAD = 1.0, 10.0

@@ -53,7 +53,8 @@ class PendingCommands(Record, kw_only=True):
 def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
     """Run a board's commands before and after the ``with`` block, even if an error or Ctrl-C ends the block.
 
-    If a command after the block fails, ``say`` receives a note, and hil runs it again when it next opens the board.
+    If a command after the block fails, ``say`` receives a note. hil then runs the command again the next time that it
+    opens the board.
 
     Raises:
         UsageError: a command before the block cannot be started, or the user has no home directory.

@@ -11,8 +11,9 @@ independent:
   benchmarking in reasonable time", 2013). A round's value is the difference of mean logarithms over A B B A, which
   cancels drift.
 - The compared value is a batch's undisturbed time, the fifth percentile. Other load on the machine only makes
-  iterations longer. It can move a median by more than the effect under test (Chen and Revels, "Robust benchmarking in
-  noisy environments", 2016, use the minimum; the percentile does not depend on a single lucky iteration).
+  iterations longer. Other load can move a median by more than the effect under test (Chen and Revels, "Robust
+  benchmarking in noisy environments", 2016, use the minimum; the percentile does not depend on a single lucky
+  iteration).
 - With few blocks or rounds, a plain bootstrap interval is too narrow. It is widened as in Hesterberg, "What teachers
   should know about the bootstrap", 2015 (expanded percentile interval).
 """
@@ -226,11 +227,11 @@ def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = L
     """Compare the times of B and A, which were not measured in turns. Return None with too few samples.
 
     A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
-    session. The ratio of geometric means has a Student interval. It is Welch's ("The generalization of 'Student's'
-    problem when several different population variances are involved", 1947) if both sets have :data:`LEAST_REPEATS`
-    samples. Otherwise it assumes a common variance, so that even a single sample can be compared with enough samples
-    in the other set. A shift that affects a whole day's measurements looks like a difference. Only the alternating
-    turns in `hil bench` avoid this.
+    session. The ratio of geometric means has a Student interval. If both sets have :data:`LEAST_REPEATS` samples, the
+    interval is Welch's ("The generalization of 'Student's' problem when several different population variances are
+    involved", 1947). Otherwise the interval assumes a common variance, so that even a single sample can be compared
+    with enough samples in the other set. A shift that affects a whole day's measurements looks like a difference. Only
+    the alternating turns in `hil bench` avoid this.
     """
     spreads = (spread_of(side, np.zeros(side.size, np.intp), 1) for side in (a, b))
     return compare_spreads(*spreads, min_effect=min_effect, level=level).of(0)

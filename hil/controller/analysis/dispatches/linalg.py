@@ -49,7 +49,7 @@ def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int
     """Return a dispatch's results, in order.
 
     Args:
-        module: the module in the dispatch's ``flow.executable``, as an MLIR module. It is modified.
+        module: the module in the dispatch's ``flow.executable``, as an MLIR module. This function modifies the module.
         operands: the dispatch's operands, in order.
         tied: for every result, the position of the operand that it overwrites, or -1 for a new buffer.
 

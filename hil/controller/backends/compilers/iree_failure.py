@@ -43,7 +43,7 @@ SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"
 _FOUND = "found.json"
 _LOG = "diagnosis.log"
 # Time limits in seconds. The second compilation may take this long plus three times the first's duration. If the first
-# timed out, it may take only this long, because it hangs in the same pass.
+# compilation timed out, the second may take only this long, because both hang in the same pass.
 _TIME_S = 60.0
 _OPT_S = 20.0
 _KILL_S = 10.0

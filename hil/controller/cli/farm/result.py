@@ -59,8 +59,8 @@ def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
 
     Several JOBs form a table with a row per case and a column per JOB.
 
-    --out also downloads the run's directory, as `hil run` creates it. The parts of a suite become one suite run with
-    all reports, by default in hil-suites.
+    --out also downloads the run's directory, in the form in which `hil run` creates it. The parts of a suite become one
+    suite run with all reports, by default in hil-suites.
     """
     with connected() as farm:
         if len(jobs) > 1:

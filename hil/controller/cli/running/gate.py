@@ -96,7 +96,7 @@ def gate(
     stops when the result is clear or the board time is used up. Exit code: 0 without failures, 1 for verdicts of
     --fail-on, 4 if a board failed.
 
-    With --bisect, hil also finds the first bad commit of each broken or slower program. It checks out commits in a
+    With --bisect, hil also finds the first bad commit of each broken or slower program. hil checks out commits in a
     temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits
     that do not build or import, and runs in which the board failed.
     """

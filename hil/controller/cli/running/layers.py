@@ -58,7 +58,7 @@ def layers(
     A CPU reference computes the saved values in the whole model. --node-data exports the result of each layer, from a
     bisection or suite. Model Explorer colors the model's graph by these results.
 
-    --dispatches runs each dispatch of the model's IREE program alone on a board, and compares it with numpy.
+    --dispatches runs each dispatch of the model's IREE program alone on a board, and compares the results with numpy.
     """
     if (dispatch_settings := split_dispatch_settings(settings)) is not None:
         return run_dispatches(model, dispatch_settings, as_json=as_json)

@@ -200,7 +200,7 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
 @_choice
 @json_option
 def export(run: str, node_data: Path, by: str, model: Path | None, case: str, out: Path | None, as_json: bool) -> None:
-    """Export each node's time for Model Explorer, which colors the model's graph by it.
+    """Export each node's time for Model Explorer, which colors the model's graph by these times.
 
     The time of a fused operation cannot be divided: each of its nodes gets the full time.
     """

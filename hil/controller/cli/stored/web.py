@@ -120,7 +120,7 @@ def web(
 def _find_history(roots: Sequence[Path]) -> Path | None:
     """Return the history of the first served directory that has one, or where the first history would be.
 
-    A history outside of the served directory needs trust. Without it, hil reports the error and shows no history.
+    A history outside of the served directory needs trust. Without trust, hil reports the error and shows no history.
     """
     from hil.controller.pipeline.settings.project import find_history, find_project
     from hil.controller.storage.history import DEFAULT_PATH

@@ -95,8 +95,8 @@ def agent_group() -> WheelGroup:
 def runtime_group(runtime: str) -> WheelGroup:
     """Return the distributions that a runtime adds to an agent.
 
-    The group is empty for runtimes without known packages, such as a vendor's runtime. These must already be on the
-    board.
+    The group is empty for runtimes without known packages, such as a vendor's runtime. The packages of these runtimes
+    must already be on the board.
     """
     # hil's extras specify the versions. All extras with the same package specify the same version.
     allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
