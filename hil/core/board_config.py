@@ -61,7 +61,7 @@ class Labgrid:
 
     place: str = ""  # name; "" means not managed by labgrid
     coordinator: str = ""  # ``HOST:PORT``; "" uses ``LG_COORDINATOR``, then labgrid's default
-    service: str = ""  # name of the ``NetworkService`` to use if the place has more than one
+    service: str = ""  # name of the ``NetworkService`` to use if the place has more than one service
     client: str = "labgrid-client"
 
 

@@ -35,7 +35,8 @@ class Scratch:
     def place(self) -> Path:
         """Return this process's directory. The first call removes the directories of dead processes. Raises OSError."""
         with self._lock:
-            # A forked process needs a new directory. The process also needs one if its directory was removed.
+            # A forked process needs a new directory. The process also needs a new directory if its directory was
+            # removed.
             if self._place is None or self._owner != os.getpid() or not self._place.is_dir():
                 self._owner, self._place = os.getpid(), self._made()
                 atexit.register(self._remove, self._owner, self._place)

@@ -16,7 +16,8 @@ from hil.core.files import read_file
 from hil.errors import UsageError
 
 _LAST_PORT = (1 << 16) - 1
-# File descriptors that a server needs. Each connection takes one, and many connections must not block new clients.
+# File descriptors that a server needs. Each connection takes one descriptor, and many connections must not block new
+# clients.
 _FILES = 65_536
 # Time to wait for a server that listens but does not accept.
 _BUSY_S = 1.0

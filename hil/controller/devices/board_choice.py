@@ -38,7 +38,7 @@ class BoardChoice:
 
     @property
     def target(self) -> str:
-        """Address to connect to; "" if neither the user nor the config gives one."""
+        """Address to connect to; "" if neither the user nor the config gives an address."""
         return self.address or self.config.connection.address
 
 

@@ -21,7 +21,7 @@ PERIOD_S = 0.25
 BUSY = re.compile(r"cpu\d+ busy")
 # Counters that describe the measured program or are summarised over all cores.
 _NOT_LISTED = (" busy", " pressure", " memory")
-# Repeated events differ only in numbers. Their last text is kept.
+# Repeated events differ only in numbers. hil stores only the last text.
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 

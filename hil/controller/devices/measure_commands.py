@@ -174,7 +174,7 @@ class _PendingFile:
 
 
 def _run_before(board: Board) -> None:
-    """Run the commands before a measurement until one fails."""
+    """Run the commands before a measurement until a command fails."""
     try:
         for step in board.measure.before:
             _run_step(step, board, board.measure.timeout_s, "[measure] before")

@@ -50,7 +50,7 @@ _SUSTAINED_LEAST_S, _SUSTAINED_MOST_S = 1, 24 * 3600
 
 
 def run_bench(bench: BenchJob, *, screen: Progress) -> BenchRecord:
-    """Measure one program, or two in turns, and store results as soon as they are available.
+    """Measure one program, or two programs in turns, and store results as soon as they are available.
 
     Returns:
         The record; after Ctrl-C, with the measurements so far.

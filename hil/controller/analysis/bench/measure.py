@@ -111,7 +111,7 @@ Keep = Callable[[BenchSide, Batch, float], None]
 
 
 def measure(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
-    """Measure one side, or two in turns.
+    """Measure one side, or two sides in turns.
 
     The function stores results in the sides and passes them to ``keep``, even if an error ends the measurement. The
     error becomes the outcome of the side's case. ``order`` decides which side is first.

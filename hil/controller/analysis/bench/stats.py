@@ -201,7 +201,7 @@ def compare_rounds(
 
 
 def compare_medians(a: BenchTimes, b: BenchTimes, *, min_effect: float) -> SpeedComparison | None:
-    """Compare the medians of two separate measurements. Return None if the interval of one is unknown.
+    """Compare the medians of two separate measurements. Return None if one of the intervals is unknown.
 
     The interval of the ratio combines the intervals of the medians (Donner and Zou, "Closed-form confidence intervals
     for functions of the normal mean and standard deviation", 2012), on the logarithmic scale. A shift between the

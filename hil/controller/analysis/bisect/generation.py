@@ -29,7 +29,7 @@ def find_wrong_call(
     choice: BoardChoice,
     faults: Sequence[str],
 ) -> tuple[dict[str, Array], str]:
-    """Run the prompts of ``options.generate`` until one fails.
+    """Run the prompts of ``options.generate`` until a prompt fails.
 
     Returns:
         The inputs of the first wrong call, with the reference's cache, and a sentence that names the call. If no prompt

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WAYS: tuple[BisectWay, ...] = ("isolated", "cumulative")
 _NAMES_SHOWN = 4
 # Possible causes of a wrong output if no isolated layer is wrong. Each program runs only once, so an intermittent board
-# fault is one of them.
+# fault is also possible.
 _TOGETHER = (
     "layers give different results when compiled together, or the board had an intermittent error (repeat to check)"
 )

@@ -1,4 +1,4 @@
-"""Decide from interleaved rounds whether a new program is slower than an old one, with as few rounds as possible.
+"""Decide from interleaved rounds whether a new program is slower than an old program, in as few rounds as possible.
 
 The values are log ratios of rounds, as :func:`hil.controller.analysis.bench.stats.round_log_ratios` returns them: both
 programs run in turns on the same board, so that slow changes of the board cancel out.

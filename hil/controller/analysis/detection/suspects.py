@@ -98,7 +98,7 @@ def find_suspects(
 
 
 def find_outcome_change(series: Sequence[SeriesPoint], usable: Sequence[int]) -> Suspect | None:
-    """Return a suspect if the newest usable run passes and the previous one did not, or the reverse."""
+    """Return a suspect if the newest usable run passes and the previous usable run did not, or the reverse."""
     if len(usable) < 2:
         return None
     before, newest = usable[-2:]
@@ -176,7 +176,7 @@ def _compute_p_value(baseline: Floats, excess: float) -> float:
 
 
 def _locate_step(logs: Floats, level: float, excess: float) -> int:
-    """Return the most likely first run of a step to ``level + excess``, among the runs since the good one."""
+    """Return the most likely first run of a step to ``level + excess``, among the runs since the good run."""
     # Minimize absolute deviations: runs before the step are at the level, and later runs are above the level by the
     # excess.
     before = np.concatenate(([0.0], np.cumsum(np.abs(logs - level))))

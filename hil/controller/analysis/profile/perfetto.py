@@ -104,7 +104,7 @@ class TraceViewer:
 
 
 def has_screen() -> bool:
-    """Return True if a graphical browser is available. Without one, Python would start a browser in the terminal."""
+    """Return True if a graphical browser is available. Otherwise, Python would start a browser in the terminal."""
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
 
 
@@ -227,7 +227,7 @@ def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> QueryTable:
 
     Args:
         trace: a file that Perfetto reads: ``.pftrace``, ``.pftrace.gz``, Chrome's JSON.
-        sql: one or more statements, as for Perfetto's ``trace_processor_shell``; the last one returns the rows.
+        sql: one or more statements, as for Perfetto's ``trace_processor_shell``; the last statement returns the rows.
 
     Raises:
         SqlError: the query is invalid.

@@ -229,8 +229,8 @@ def refer_each(
 
     Raises:
         UsageError: no reference supports the model's format.
-        ReferenceFailed: all references failed. If there is only one reference, its own error is raised: see
-            :func:`run_reference`.
+        ReferenceFailed: all references failed. If there is only one reference, hil raises the error of this reference:
+            see :func:`run_reference`.
         StorageError: a disk of the host is full or read-only.
     """
     answers: list[RunResult] = []

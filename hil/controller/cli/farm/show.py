@@ -55,7 +55,7 @@ _JOBS_SHOWN, _PAGE = 20, 5_000
 _JOBS_LEAST = 20
 # Maximum number of later events that may be stored before a delayed event.
 _BEHIND = 500
-# Numbers of events to request, in this order, until one suffices.
+# Numbers of events to request. hil tries them in this order and stops at the first number that suffices.
 _EVENTS = (200, 5_000, 100_000)
 # Number of lines that are not table rows: summary, headers, separator, cursor.
 _OTHER_LINES = 8

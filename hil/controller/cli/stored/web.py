@@ -118,7 +118,7 @@ def web(
 
 
 def _find_history(roots: Sequence[Path]) -> Path | None:
-    """Return the history of the first served directory that has one, or where the first history would be.
+    """Return the first existing history of the served directories, or else the path that the first history would have.
 
     A history outside of the served directory needs trust. Without trust, hil reports the error and shows no history.
     """

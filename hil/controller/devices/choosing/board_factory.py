@@ -1,4 +1,4 @@
-"""Open a board with an agent, or without one over shell commands. Reconnect to lost boards."""
+"""Open a board: with an agent, or over shell commands without an agent. Reconnect to lost boards."""
 
 from __future__ import annotations
 

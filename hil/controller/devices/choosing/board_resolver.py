@@ -49,7 +49,7 @@ def _find_kind(choice: BoardChoice) -> LinkKind | None:
 
 
 def capabilities_of(choice: BoardChoice) -> Capabilities:
-    """Return what a board offers and needs, without connecting."""
+    """Return the features and requirements of a board, without connecting."""
     return (_find_kind(choice) or AGENT_KIND).capabilities
 
 

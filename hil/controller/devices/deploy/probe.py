@@ -188,7 +188,7 @@ def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
     """Stop the agent.
 
-    With ``force``, also stop a hanging agent, or one with the device in use. Return whether an agent ran.
+    With ``force``, also stop a hanging agent, or an agent with the device in use. Return whether an agent ran.
     """
     return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 

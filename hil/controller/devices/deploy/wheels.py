@@ -269,7 +269,7 @@ PACKAGE = "iree-base-runtime"
 # Tools to extract together from IREE's package, so that either all of them are cached or none.
 _TOOLS = (RUN_TOOL, PROFILE_TOOL)
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-# Assumed C library for a board that does not report one. A wrong guess fails when the program starts.
+# Assumed C library for a board that does not report its C library. A wrong guess fails when the program starts.
 _LIBC = "glibc-2.35"
 
 

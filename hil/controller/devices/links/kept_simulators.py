@@ -63,7 +63,7 @@ class Loan:
 
 
 def borrow(config: BoardConfig) -> Loan | None:
-    """Reserve a running simulator for a board config, or start a reusable one.
+    """Reserve a running simulator for a board config, or start a reusable simulator.
 
     Returns None if all reusable simulators are in use, or if reuse is not possible on this machine.
 
