@@ -128,9 +128,9 @@ pythons() {
     unset IFS
 }
 
-# folder_works: return whether hil can use the directory: it is hil's directory, or can become it, and files in it can
-# be written and executed. A directory without the marker belongs to the user, so hil neither writes to it nor removes
-# it.
+# folder_works: return whether hil can use the directory. The directory must be hil's directory, or be able to become it.
+# Files in it must be writable and executable. A directory without the marker belongs to the user, so hil neither writes
+# to it nor removes it.
 folder_works() {
     if [ ! -e "$marker" ]; then
         for name in $ours; do
