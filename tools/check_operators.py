@@ -35,13 +35,13 @@ BOARD = "sim"
 _SHOWN = 100
 
 EQUAL = "the same bits"
-REFUSED = "refused at the same step"
-CRASHED = "died at the same step"
+REFUSED = "rejected at the same step"
+CRASHED = "crashed at the same step"
 # The results are equal with hil's flag for float64 models. By default, the compiler converts float64 to float32.
 KEPT = f"the same, with {KEEP_FLOAT64}"
 CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
-NO_TENSORS = "hil passes tensors only, no sequences and optionals"
-RANDOM = "results by hand differ between runs"
+NO_TENSORS = "hil passes only tensors, no sequences or optionals"
+RANDOM = "the vendors' tools give different results in repeated runs"
 DIFFERENT = "DIFFERENT"
 KINDS = (EQUAL, REFUSED, CRASHED, KEPT, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT)
 
@@ -243,7 +243,7 @@ def _watched(futures: Sequence[Any]) -> Iterator[Any]:
     from hil.controller.storage.screen.console import Console
 
     console = Console(stderr=True)
-    yield from track(futures, "by hand", console=console, transient=True, disable=not console.is_terminal)
+    yield from track(futures, "vendors' tools", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequence[Finding]) -> None:
@@ -252,14 +252,14 @@ def _print(flow: str, commands: str, counts: Mapping[str, int], findings: Sequen
     from hil.controller.storage.screen.console import Console
 
     console = Console(soft_wrap=True)
-    console.print(f"flow {flow}; by hand: {commands}", markup=False)
-    table = Table("result compared with by hand", "cases", box=None)
+    console.print(f"flow {flow}; vendors' tools: {commands}", markup=False)
+    table = Table("result compared with the vendors' tools", "cases", box=None)
     for kind, count in counts.items():
         table.add_row(kind, str(count))
     table.add_row("all", str(sum(counts.values())))
     console.print(table)
     for one in [one for one in findings if one.kind == DIFFERENT][:_SHOWN]:
-        console.print(f"{one.id}\n  hil:     {one.hil}\n  by hand: {one.by_hand}", markup=False)
+        console.print(f"{one.id}\n  hil:            {one.hil}\n  vendors' tools: {one.by_hand}", markup=False)
 
 
 if __name__ == "__main__":

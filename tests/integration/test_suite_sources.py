@@ -73,7 +73,7 @@ def test_sampled_node_tests_match_list_and_manual_results(hil, environment, tmp_
     assert code == (1 if tampered else 0)
     assert kinds["conv_with_strides_padding"] == "the same bits"
     if flow == "onnxruntime":
-        assert kinds["sequence_insert_at_back"] == "hil passes tensors only, no sequences and optionals"
+        assert kinds["sequence_insert_at_back"] == "hil passes only tensors, no sequences or optionals"
 
 
 def listed(flow: str) -> bool:

@@ -128,7 +128,7 @@ pythons() {
     unset IFS
 }
 
-# folder_works: return whether hil can use the directory. The directory must be hil's directory, or be able to become it.
+# folder_works: return whether hil can use the directory. The directory must be hil's directory, or able to become it.
 # Files in it must be writable and executable. A directory without the marker belongs to the user, so hil neither writes
 # to it nor removes it.
 folder_works() {
