@@ -147,7 +147,7 @@ class Checker:
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
         """Return True if a repeated run gives a different result.
 
-        The model draws random numbers, or the program reads foreign memory.
+        In that case, the model draws random numbers, or the program reads memory outside of its tensors.
         """
         if self._runtime == "iree":
             return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1

@@ -250,7 +250,7 @@ def _zeroed(array: Array) -> Array:
 
 
 def _cleared(places: Array, axis: int, array: Array) -> Array:
-    """Return a copy with zeros at the given indices of an axis. Non-finite values stay."""
+    """Return a copy with zeros at the given indices of an axis. Non-finite values stay unchanged."""
     cleared = array.copy()
     along = np.moveaxis(cleared, axis, 0)
     along[places] = _zeroed(along[places])

@@ -238,7 +238,7 @@ class Charges:
         return False
 
     def is_wedged(self, fault: Fault) -> bool:
-        """Count a run. Return True if the ``wedge`` fault makes the device stuck in this run."""
+        """Count a run. Return True if the ``wedge`` fault applies to this run."""
         with (self._folder / "wedge.runs").open("ab") as file:
             runs = file.tell()
             file.write(b".")

@@ -14,8 +14,8 @@ independent:
   iterations longer. Other load can move a median by more than the effect under test (Chen and Revels, "Robust
   benchmarking in noisy environments", 2016, use the minimum; the percentile does not depend on a single lucky
   iteration).
-- With few blocks or rounds, a plain bootstrap interval is too narrow. It is widened as in Hesterberg, "What teachers
-  should know about the bootstrap", 2015 (expanded percentile interval).
+- With few blocks or rounds, a plain bootstrap interval is too narrow. hil widens the interval as in Hesterberg, "What
+  teachers should know about the bootstrap", 2015 (expanded percentile interval).
 """
 
 from __future__ import annotations

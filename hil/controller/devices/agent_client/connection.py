@@ -190,7 +190,7 @@ class AgentConnection:
         self._calls.close()
 
     def _heard(self) -> None:
-        """Record data on another stream as a sign of life. Bulk data may delay replies on the session's stream."""
+        """Restart the silence timeout after data on another stream: bulk data may delay the session's replies."""
         if self._hold:
             self._hold.heard()
 

@@ -185,7 +185,7 @@ class InvokeStream:
 
     Args:
         call: The Invoke call.
-        heard: Called on every sign of life.
+        heard: Called whenever data arrives.
 
     Attributes:
         fallback: ``fallback`` of :class:`AgentCalls` for this call.
