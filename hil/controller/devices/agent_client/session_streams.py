@@ -185,7 +185,7 @@ class InvokeStream:
 
     Args:
         call: The Invoke call.
-        heard: Called whenever data arrives.
+        heard: Called after each transfer of data, in either direction.
 
     Attributes:
         fallback: ``fallback`` of :class:`AgentCalls` for this call.
