@@ -31,8 +31,8 @@ SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
 
 MOST_FILES = 100_000
-# Maximum characters in a name or title (all users' tables show them), maximum bytes of a board's labels (every selector
-# reads them), and maximum bytes of a board config.
+# Maximum characters in a name or title, because the tables of all users show names and titles. Maximum bytes of a
+# board's labels, because every selector reads the labels. Maximum bytes of a board config.
 _TEXT, _MOST_LABELS, _MOST_CONFIG = 2000, 64 << 10, 1 << 20
 # Maximum bytes of a file name, and of a path below a job's directory: file system limits.
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000

@@ -123,7 +123,9 @@ def compile_cached(
     build: Callable[[Path], None],
     errors: contextlib.AbstractContextManager[None],
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the directory of a program, built or from the cache. :data:`LOG` in it has the build's output.
+    """Build a program or take it from the cache, and return the program's directory.
+
+    The file :data:`LOG` has the output.
 
     Args:
         key: cache key.

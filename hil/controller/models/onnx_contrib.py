@@ -40,7 +40,7 @@ def find_contrib(model: Any) -> list[str]:
 
 
 def expand_contrib(model: Any, opset: int) -> Any:
-    """Return a copy of a model without these operators.
+    """Return a copy of a model in which standard operators replace ONNX Runtime's operators.
 
     The expansion of GroupQueryAttention appends the new keys and values to the past. The past must therefore have no
     unused positions.

@@ -177,7 +177,7 @@ def _converter(version: int) -> str:
 
 
 def _changed_operators(model: Any, version: int) -> set[str]:
-    """Return the operators in a model with different inputs, outputs, attributes or defaults in the newer opset."""
+    """Return the model's operators that have other inputs, outputs, attributes or defaults in the newer opset."""
     used = {node.op_type for node in nodes_and_functions(model) if node.domain in ("", "ai.onnx")}
     return {name for name in used if _signature(name, version) != _signature(name, OPSET)}
 

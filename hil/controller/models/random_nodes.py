@@ -64,7 +64,7 @@ def draws(node: Any, constants: Mapping[str, Any], functions: Sequence[Any] = ()
 
 
 class _Finder:
-    """Search for drawing nodes, with cached results for functions."""
+    """Search for nodes that draw random numbers, with cached results for functions."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = {(one.domain, one.name): one for one in functions}

@@ -20,7 +20,7 @@ class BoardSession:
         self.board = board
         self._most_loaded = most_loaded
         self._loaded: dict[Hashable, LoadedProgram] = {}
-        # The last program that failed to load, with the error: it would fail again in the next run.
+        # The last program that failed to load, with the error. A second load would fail too.
         self._failed: tuple[Hashable, HilError] | None = None
 
     def load(

@@ -61,7 +61,7 @@ from hil.core.steps import (
 )
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
 
-# Minimum number of runs before the timed run. The other prompt runs between two runs.
+# Minimum number of runs before the timed runs. Between two runs, the board runs another prompt.
 _LEAST_WARMUP = 1
 # Number of cache positions for checking a rewrite.
 _PAST = 3
@@ -118,7 +118,7 @@ def begin_generation(case: Case, context: RunContext) -> Case:
 def make_prompt_options(options: Options, prompt: str) -> Options:
     """Return the options for running a prompt, without references and tolerances.
 
-    For workloads whose references and tolerances apply to single calls.
+    Some workloads apply references and tolerances to single calls instead of the whole generation.
     """
     return replace(options, prompt=prompt, references=(), rtol=None, atol=None, allow_unstable=())
 
@@ -369,9 +369,12 @@ def _make_call(case: Case) -> dict[str, Array]:
 def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, RunResult | None]:
     """Run the same tokens in an arithmetic.
 
-    If the model returns the logits of all tokens, all tokens run as one prompt. This saves time, because an evaluation
-    that rounds every value is a hundred times as slow as a runtime. The second result is then the reference with the
-    same calls.
+    If the model returns the logits of all tokens, all tokens run as one prompt. A single prompt saves time, because an
+    evaluation that rounds every value is a hundred times as slow as a runtime.
+
+    Returns:
+        The result in the arithmetic, and an exact result of the same calls. The exact result is None if the tokens did
+        not run as one prompt.
     """
     inputs = with_all_tokens(case)
     whole = with_one_prompt(inputs)

@@ -86,7 +86,7 @@ class Runner(Tools):
         return case
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
-        """Compile for a board on the host, unless the case contains a program."""
+        """Compile the model on the host, unless the case contains a program."""
         return replace(self, config=config)._run_stages(case, Stage.COMPILE)
 
     def refer_early(self, case: Case) -> Case | None:
@@ -112,13 +112,16 @@ class Runner(Tools):
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare the board's outputs with the references. If neither case has references, compute them first."""
+        """Compare the board's outputs with the references.
+
+        Computes the references first if neither ``case`` nor ``early`` has them.
+        """
         if early is not None:
             case = self.with_references(case, early)
         return self._run_stages(case, Stage.REFER, Stage.COMPARE)
 
     def judge_repetition(self, case: Case) -> Case:
-        """Judge a judged case again by the outputs of further iterations."""
+        """Judge a case a second time, by the outputs of further iterations."""
         repetition = case.result.repetition if case.result is not None else None
         if case.error is not None or repetition is None or repetition.is_stable:
             return case

@@ -123,7 +123,7 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compile for a board on the host. The log shows if the program came from the cache."""
+    """Compile the model on the host. The log shows if the program came from the cache."""
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime

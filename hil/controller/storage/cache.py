@@ -361,9 +361,8 @@ def _look(file: Path) -> dict[str, int]:
 class Uses:
     """Keys of the entries that a user, a :class:`Cache` object, has in use.
 
-    The user keeps the file with these keys locked.
-
-    The system releases the lock when the process ends for any reason. So a file without a lock is stale.
+    The user keeps the file with these keys locked. The system releases the lock when the process ends for any reason.
+    So a file without a lock is stale.
     """
 
     def __init__(self, root: Path) -> None:

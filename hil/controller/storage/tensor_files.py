@@ -118,7 +118,7 @@ def load_tensors(folder: Path) -> dict[str, Array]:
 def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
     """Call a function with the tensors of a directory, and write the returned tensors to a directory.
 
-    For an isolated process.
+    Isolated processes call this function.
 
     Args:
         run: The function (``module:function``). Its argument ``given`` contains the input tensors.

@@ -47,8 +47,8 @@ _MAX_RECEIVE = "grpc.max_receive_message_length"
 AGAIN_S = 0.5
 # Retry for this many seconds. A restarted gateway or database is usually reachable again within this time.
 _PATIENCE_S = 30.0
-# A stream that lasts for the first number of seconds resets the reconnect delay. After shorter streams, the delay
-# doubles up to the second number.
+# Seconds. A stream that lasts at least _STEADY_S resets the reconnect delay. After a shorter stream, the delay doubles,
+# up to _MAX_PAUSE_S.
 _STEADY_S, _MAX_PAUSE_S = 5.0, 2.0
 # A command that finds no gateway waits this many seconds for a gateway to restart.
 RESTART_S = 10.0
@@ -330,7 +330,10 @@ def _build_request(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
 
 
 def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
-    """Probe the gateways in turn and yield those that accept connections. Raises UsageError like check_way."""
+    """Probe the gateways in turn and yield those that accept connections.
+
+    Raises the UsageError of :func:`.check_way`.
+    """
     for gateway in address.gateways:
         check_way(gateway, address.ca)
         if _accepts_connections(gateway):
@@ -346,7 +349,7 @@ def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
 
 
 def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
-    """Return a channel of ``grpc`` or ``grpc.aio`` to a gateway. Raises UsageError like check_way."""
+    """Return a channel of ``grpc`` or ``grpc.aio`` to a gateway. Raises the UsageError of :func:`.check_way`."""
     check_way(gateway, ca)
     options = [
         *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != _MAX_RECEIVE),

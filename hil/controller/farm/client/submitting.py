@@ -292,7 +292,10 @@ def _list_model_files(model: SuiteModel, context: RunContext) -> Iterable[Path]:
 
 
 def _pack_flow(request: SuiteRequest, parcel: JobFiles) -> dict[str, Any]:
-    """Add a flow's file to the job. Flows of hil and of installed packages exist on the hosts."""
+    """Add a flow's file to the job.
+
+    A flow of hil or of an installed package needs no file, because the hosts have these flows.
+    """
     beside = Path(BESIDE)
     name, text = request.flow, request.flow
     if name in flows(Path(os.devnull)):

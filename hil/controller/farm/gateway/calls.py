@@ -253,8 +253,8 @@ NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for cal
 # Lifetime of cached tokens: a token revoked at another gateway works here for up to this time.
 _TRUST_S = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
-# Limits for recorded refusals, so that refusals cannot fill the audit and the log: the period in seconds in which
-# repeated refusals are only counted, and the number of different refusals to track.
+# Limits that prevent refusals from filling the audit and the log. For this many seconds after a recorded refusal, hil
+# only counts repetitions. hil tracks at most this many different refusals.
 _TOLD_S, _MOST_REFUSALS = 60.0, 1000
 
 

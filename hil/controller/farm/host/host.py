@@ -107,7 +107,10 @@ def _make_children(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
 
 
 def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
-    """Uplink process. The uplink stops after the workers, because workers send their last reports over the uplink."""
+    """Return the uplink process.
+
+    The uplink stops after the workers, because workers send their last reports over the uplink.
+    """
 
     def work() -> None:
         end_with_parent()
@@ -130,7 +133,7 @@ def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
 
 
 def _make_simulator(post: BoardEntry) -> ForkedProcess:
-    """Agent process of a simulated board. The process ends when stdin closes."""
+    """Return the agent process of a simulated board. The process ends when stdin closes."""
     main = module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
     return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 

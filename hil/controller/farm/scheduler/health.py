@@ -14,8 +14,8 @@ from enum import Enum
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.settings import FarmSettings
 
-# After this many failed checks in a row, jobs do not wait for the board. This number of lost checks counts as one
-# failed check.
+# After this many failed checks in a row, jobs do not wait for the board. The same number of lost checks in a row counts
+# as a failed check.
 GIVEN_UP = 3
 _DOUBLINGS = 30  # limit of the exponent; quarantine_most_s applies earlier
 

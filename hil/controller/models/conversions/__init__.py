@@ -81,7 +81,9 @@ def can_convert(have: str, want: str) -> bool:
 def convert(
     model: Model, want: str, work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> tuple[Model, str]:
-    """Return a model in a different format, converted or from the cache, and the converter's name and version.
+    """Convert a model or take the conversion from the cache.
+
+    Return the new model, and the converter's name and version.
 
     Args:
         model: model to convert.

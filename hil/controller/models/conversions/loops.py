@@ -17,7 +17,7 @@ from hil.core.tensors import Array
 
 # Maximum number of operations after unrolling; larger loops stay loops.
 MOST_OPERATIONS = 20_000
-# Pass pipeline to run first, because the steps of a loop with calls cannot be counted.
+# Pass pipeline to run first: it inlines calls, because hil cannot count the steps of a loop that contains calls.
 INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
 
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(

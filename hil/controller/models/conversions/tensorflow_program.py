@@ -52,7 +52,7 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
             f"TFLite programs do not return updated variables: {', '.join(list(source.assigned)[:4])}",
             hint="use the runtime iree or xla-aot, which return updated variables",
         )
-    # TFLite sorts the names of a signature, so numbers keep hil's order.
+    # TFLite sorts the names of a signature. Names with numbers keep hil's order.
     specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number:03}") for number, spec in enumerate(source.specs)]
 
     def flat(*tensors: object) -> dict[str, object]:
@@ -68,10 +68,10 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
 
 # The compiler of IREE 3.13 assumes that the body of a loop has the same operands as the condition. Earlier passes may
 # have changed one of them, for example in an LSTM's last step. The compiler then reads past the end of a list, and
-# crashes or generates a wrong program. hil unrolls such loops if the number of steps is known, and converts the others
-# to branches. Other loops stay loops, because branches have a different problem: values that pass from step to step
-# (two variables that swap, an RNN's states) are sometimes overwritten before they are read. This varies from run to run
-# and does not occur in loops.
+# crashes or generates a wrong program. hil unrolls such a loop if the number of steps is known, and otherwise converts
+# the loop to branches. hil does not convert loops that IREE compiles correctly, because branches have a different
+# error. In branches, IREE sometimes overwrites a value that passes from step to step (two variables that swap, an RNN's
+# state) before the value is read. This error varies from run to run and does not occur in loops.
 _BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
 _LOOP = re.compile(r"\bstablehlo\.while\b")
 _PROBE = (

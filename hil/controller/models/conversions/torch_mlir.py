@@ -60,7 +60,7 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
     heavy = sum(weight.nbytes for weight in weights) > EXTERNAL_FROM_BYTES
     hooks = _ExternalWeights() if heavy else None
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # the importer would use the Python source lines of nodes without a name
+        node.meta.pop("stack_trace", None)  # for nodes without a name, the importer would use Python source lines
     importer = fx_importer.FxImporter(
         context=ir.Context(), hooks=hooks, graph_node_importer_cls=_make_located_importer(name_of)
     )

@@ -123,7 +123,7 @@ def _make_stateless(program: Any) -> Any:
 
 
 def _batch_norm_decompositions() -> Any:
-    """Return decompositions of batch norm in training mode, for which the exporter would use the running statistics."""
+    """Return decompositions of batch norm in training mode. The exporter itself would use the running statistics."""
     import torch
 
     kinds = ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")

@@ -189,7 +189,7 @@ def _quantise_model(
 def _prepare_model(model: str, prepared: Path, external: bool) -> None:
     """Run the preprocessing that onnxruntime's documentation recommends.
 
-    Without known shapes, tensors are not quantised.
+    onnxruntime does not quantise tensors with unknown shapes.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

@@ -29,8 +29,8 @@ def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> floa
     """Return the absolute tolerance for a model and a flow's ``quanta``.
 
     Two correct runtimes may round a value between two steps differently. So each requantisation before an output may
-    move the output by a step. The tolerance in steps is the number of these requantisations, but at most ``quanta``. It
-    is 1 for a single layer, and ``quanta`` for a whole network.
+    move the output by a step. The tolerance in steps is the number of these requantisations, but at most ``quanta``. A
+    single layer usually has one requantisation. A whole network usually has more than ``quanta``.
 
     The step of a float output is the scale of the dequantisation that produces the output. If another node produces the
     output, its step is the largest scale of the nearest dequantisations before this node. The step of a quantised

@@ -12,7 +12,7 @@ from hil.core.steps import PromptFunction, StepRule, StepsPlan, find_fixed_axis
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.errors import UsageError, did_you_mean
 
-# Rule -> names of inputs with this rule in exported models (optimum, torch.onnx, onnxruntime-genai, LiteRT,
+# Rule -> names that exporters give to inputs with this rule (optimum, torch.onnx, onnxruntime-genai, LiteRT,
 # ExecuTorch).
 _NAMES: Mapping[StepRule, tuple[str, ...]] = {
     StepRule.TOKENS: ("input_ids", "tokens", "token_ids", "ids", "token", "decoder_input_ids"),
@@ -195,7 +195,7 @@ def _find_name(names: Iterable[str], specs: Sequence[TensorSpec]) -> str:
 def _find_unnamed(rule: StepRule, specs: Sequence[TensorSpec]) -> str:
     """Return the only integer input with the shape of tokens or of a position.
 
-    For ExecuTorch, which drops all names.
+    This is necessary for ExecuTorch programs, which have no names.
     """
     known = {name for names in _NAMES.values() for name in names}
     integers = [one for one in specs if one.dtype in ("int32", "int64") and one.name not in known]
@@ -216,8 +216,9 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
 def _find_axes(cache: Sequence[TensorSpec], bound: int) -> list[int | None]:
     """Return the axis of positions of each tensor, or None for a recurrent state.
 
-    This is an axis with an unknown size; an axis whose name indicates positions takes precedence. Without unknown
-    sizes, it is an axis of size ``bound``, or the second axis from the end.
+    The axis of positions has an unknown size. If several axes have an unknown size, an axis with a name for positions
+    takes precedence. If all sizes are known, the axis of positions is an axis of size ``bound``, or the second axis
+    from the end.
     """
     axes = list(map(_find_growing_axis, cache))
     grows = _grows(cache)

@@ -74,7 +74,7 @@ class Importer:
 
 
 def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Raise UsageError with a hint how to run a bundle, which is not a model."""
+    """Raise UsageError for a bundle, which is not a model. The hint shows how to run the bundle."""
     name = Path(path).name
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 

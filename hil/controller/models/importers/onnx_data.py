@@ -102,10 +102,12 @@ def embed_all(model: Any, folder: Path) -> None:
 
 
 def detach_weights(model: Any, folder: Path) -> dict[str, Array]:
-    """Make inputs of a model's external weights, in place. Return the weights, memory-mapped from files in ``folder``.
+    """Change a model's external weights to inputs, in place.
 
-    A mapped weight uses no memory of its own. Weights with packed elements, of subgraphs, and of other dtypes than
-    numpy's own stay in the model.
+    Return the weights, memory-mapped from files in ``folder``.
+
+    A mapped weight needs no additional memory. The model keeps weights of subgraphs, weights with packed elements, and
+    weights with a dtype that numpy lacks.
     """
     from onnx import helper
 

@@ -292,7 +292,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
 
 def beside(model: Path, function: str) -> list[Path]:
-    """Return the further files for a SavedModel, or of a graph's entry point."""
+    """Return the further files of a SavedModel, or of a graph's entry point."""
     if model.name != SAVED_MODEL:
         return graph_def.companions(model, function)
     below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))

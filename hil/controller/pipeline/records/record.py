@@ -217,7 +217,7 @@ class Recorder:
         self._order = list(order)
         self._cases = {case.name: case for case in cases}
         self._records: dict[str, RunCase] = {}
-        # Case records as JSON. Encoding hundreds of cases again at each change would take most time.
+        # Case records as JSON. Encoding hundreds of cases again at each change would take most of the time.
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()

@@ -24,7 +24,7 @@ _WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
 
 
 def copy_board_options(job: Job, other: Job) -> Job:
-    """Return a job with the board of another job, without its faults."""
+    """Return a job with the board of another job, but without that job's simulator faults."""
     return replace(job, **{name: getattr(other, name) for name in _WHERE})
 
 

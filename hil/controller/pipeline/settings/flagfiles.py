@@ -59,7 +59,7 @@ def tool_differs(
     Args:
         result: The program's outputs, as returned by :func:`comparable`.
         wanted: For each output, the :func:`element_type` of the expected tensor. Empty disables the check.
-        inputs: The program's inputs. If an output is equal to an input, it may be this input and then has its
+        inputs: The program's inputs. An output that equals an input may be the same tensor, and then has the input's
             signedness.
         declared: The specs that the program declares for all outputs.
     """
@@ -105,7 +105,7 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
 # Default tolerances of the tools, which compare other dtypes bitwise.
 RTOL = 1e-5
 ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
-# Maximum for atol, and for rtol times the largest value: integers must be exact although floats have a tolerance.
+# If outputs include integers: maximum for atol, and for rtol times the largest integer, so that integers must be equal.
 _EXACT = 0.25
 
 

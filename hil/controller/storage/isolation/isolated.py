@@ -225,7 +225,10 @@ class Isolated:
 
 
 def lent(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
-    """Return a context manager: for the caller's pool, which stays open, or for a new pool, which closes at the end."""
+    """Return a context manager for a pool.
+
+    The caller's pool stays open at the end; without one, a new pool opens and closes.
+    """
     return Isolated(workers) if isolated is None else contextlib.nullcontext(isolated)
 
 

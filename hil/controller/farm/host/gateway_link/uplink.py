@@ -1,10 +1,10 @@
 """Uplink: the process with a host's only connection to the farm, shared by all workers.
 
-With a separate gRPC channel, each worker would use 0.1 % of a core for a heartbeat every 1.5 s, because gRPC's threads
-poll 60 times after every message. Instead, workers call over a Unix socket, one connection per call. The frames are
-those of an agent's data connection (:mod:`hil.protocol.data_connection`): CALL with the method's name, READY with the
-gateway's address, MESSAGE in either direction, and END, with a typed error if the call failed. Closing the connection
-without END cancels the call.
+A worker with a separate gRPC channel would use 0.1 % of a core for a heartbeat every 1.5 s. The reason is that gRPC's
+threads poll 60 times after every message. Instead, workers call over a Unix socket, one connection per call. The frames
+are those of an agent's data connection (:mod:`hil.protocol.data_connection`): CALL with the method's name, READY with
+the gateway's address, MESSAGE in either direction, and END, with a typed error if the call failed. Closing the
+connection without END cancels the call.
 """
 
 from __future__ import annotations

@@ -107,9 +107,8 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
 def new_values(program: Any) -> list[tuple[str, Any]]:
     """Return the name and ``InputSpec`` for each buffer, parameter and input that a call changes.
 
-    The new value is an output.
-
-    The name is the weight's name in the module with the suffix ``_out``: ``bn.running_mean_out``.
+    Each new value is an output. Its name is the weight's name in the module, with the suffix ``_out``:
+    ``bn.running_mean_out``.
     """
     if not any(map(_may_write, program.graph.nodes)):
         return []
