@@ -152,7 +152,7 @@ class LabgridPlace:
 
     @property
     def _client_environment(self) -> dict[str, str]:
-        """Return the environment variables for labgrid-client: host and user names, and the coordinator."""
+        """Environment variables for labgrid-client: host and user names, and the coordinator."""
         host, user = self._holder_name.split("/")
         where = {"LG_COORDINATOR": self.labgrid.coordinator} if self.labgrid.coordinator else {}
         return {"LG_HOSTNAME": host, "LG_USERNAME": user, **where}

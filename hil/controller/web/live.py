@@ -19,7 +19,7 @@ MOST_STREAMS = 128
 
 
 def told_of(event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]) -> StreamingResponse:
-    """Return an event stream that sends the count after every change.
+    """Return an event stream that sends the result of ``count`` after every change of the result.
 
     The stream ends with the server or the connection.
     """

@@ -188,7 +188,7 @@ def matrix_rows(
     children: Mapping[str, IndexedSession],
     errors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[MatrixRow], int]:
-    """Read a matrix' rows from the index, in the format of the matrix report.
+    """Read the rows of a matrix from the index, in the format of the matrix report.
 
     At most :data:`_RESULTS` results are read.
 

@@ -39,8 +39,8 @@ MOST_WORKING = 8
 HEAD_S = 15.0
 BODY_S = 120.0
 READER_S = 60.0
-# Shutdown times in seconds: delay before active requests are cancelled, wait for cancelled requests, and limit after
-# which the process exits even if threads still run.
+# Shutdown times in seconds: delay before the server cancels active requests, and wait for cancelled requests. After the
+# last time, the process exits even if threads still run.
 CANCEL_S, _CANCELLED_S, EXIT_S = 0.2, 0.2, 0.9
 
 

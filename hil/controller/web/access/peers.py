@@ -1,6 +1,6 @@
 """Identify the client of a connection: a user on this machine, or a network address.
 
-Only Linux supports users.
+hil can identify users only on Linux.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] 
         server: address of the server.
 
     Returns:
-        The user ID, "" if the kernel lists no such connection, or None if the process has closed the connection,
+        The user ID, or "" if the kernel lists no such connection. None if the process has closed the connection,
         because the kernel then lists root as the user.
     """
     if client is None or server is None or server[1] is None:

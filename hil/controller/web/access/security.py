@@ -1,8 +1,8 @@
 """Access control. :class:`RequestGuard` checks every request before it reaches a page.
 
-On loopback, pages of stored sessions need no token. On other addresses, and for all pages of a server with a farm,
-every request needs the token of the server or a token of the farm. Changes always need a token and must come from pages
-of this server, so that a foreign page in the same browser cannot change anything.
+On loopback, pages of stored sessions need no token. On other addresses, every request needs the token of the server or
+a token of the farm. The same applies to all pages of a server with a farm. Changes always need a token and must come
+from pages of this server, so that a foreign page in the same browser cannot change anything.
 """
 
 from __future__ import annotations

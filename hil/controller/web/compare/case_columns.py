@@ -1,6 +1,6 @@
 """Cases of a session as numeric columns, cached for later comparisons.
 
-Texts are stored as keys in the index' ``words`` table (:class:`WordLookup`).
+Columns contain the keys of texts in the index's table ``words`` (:class:`WordLookup`).
 """
 
 from __future__ import annotations

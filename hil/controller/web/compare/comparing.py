@@ -99,7 +99,7 @@ class Mover:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonResult:
-    """Result from comparing two sides case by case."""
+    """Result of comparing two sides case by case."""
 
     a: SideCases
     b: SideCases

@@ -134,7 +134,7 @@ def failing_words(keys: Keys, words: WordLookup) -> Keys:
 
 
 def _unique_in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
-    """Return the unique names in order of appearance, the first index of every, and the name number at each index.
+    """Return the unique names in order of appearance, their first indices, and for each index the number of its name.
 
     Args:
         one: True if all names are unique.

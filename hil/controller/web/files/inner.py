@@ -1,6 +1,6 @@
 """Send internal requests to this server without a connection.
 
-The server makes the same checks, and the response has a size limit.
+The server checks internal requests like all other requests. Responses have a size limit.
 """
 
 from __future__ import annotations

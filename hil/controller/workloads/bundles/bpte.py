@@ -205,8 +205,8 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     """Bundle a program with cases.
 
     Args:
-        suites: method -> cases. A case has ``inputs`` and ``outputs``: a directory with tensors, and for all values of
-            the method the tensor's name and dimension order in memory, or the constant.
+        suites: method -> cases. A case has ``inputs`` and ``outputs``. Each of them has a directory with tensors, and
+            an entry per value of the method: the tensor's name and its dimension order in memory, or the constant.
 
     Raises:
         UsageError: the format rejects a value.

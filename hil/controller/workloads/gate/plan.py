@@ -52,8 +52,8 @@ def plan_gate(
     Args:
         commit: commit or its first digits; "" judges the newest measurement of every series.
         min_effect: smallest relative change to detect.
-        ancestors: the commit and its ancestors; None if unknown. Only measurements of these commits are used as a
-            baseline, so that changes outside the branch do not count, and another branch of the same name is not used.
+        ancestors: the commit and its ancestors; None if unknown. Only measurements of these commits are a baseline.
+            Changes outside the branch, and another branch of the same name, therefore have no effect.
 
     Raises:
         UsageError: the commit is ambiguous, or the branch was never measured.

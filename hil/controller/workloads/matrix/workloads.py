@@ -32,7 +32,7 @@ from hil.core.results import Outcome
 from hil.core.text import jsonable, numbered
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
-# A matrix' directory and report.
+# Directory and report of a matrix.
 Done = tuple[Path, MatrixReport]
 _UNREACHED = (BoardRefused, BoardUnreachable)
 _NEVER_IN: dict[Outcome | None, type[BoardError]] = {Outcome(one.outcome): one for one in _UNREACHED}
@@ -45,7 +45,7 @@ def suite_matrix(
 
     Args:
         request: the common settings of the targets.
-        out: the matrix' directory; None creates one in ``hil-suites``.
+        out: the matrix's directory; None creates one in ``hil-suites``.
 
     Raises:
         UsageError: the request is invalid; nothing was run.
@@ -157,7 +157,7 @@ def _create_matrix(kind: MatrixKind, job: Job, targets: Sequence[MatrixTarget], 
 
 
 def _build_job(matrix: Matrix, target: MatrixTarget) -> Job:
-    """Return a target's job. The run is stored in the matrix' directory."""
+    """Return a target's job. The run is stored in the matrix's directory."""
     try:
         job = Job.of_record(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:

@@ -59,8 +59,8 @@ class _QuickRunner(Runner):
     def judge(self, case: Case, early: Case | None = None) -> Case:
         """Compare the board's outputs with the references, if that can show the failure.
 
-        The noise of the references is not measured if the error is too large for rounding, or if the difference is not
-        the failure of the whole model.
+        hil does not measure the noise of the references if the error is too large for rounding. The same applies if the
+        difference is not the failure of the whole model.
         """
         if case.outcome:
             return case

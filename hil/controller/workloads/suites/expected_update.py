@@ -1,9 +1,9 @@
 """Rewrite a file of expected failures from a run (``hil suite expect``).
 
 The text of correct entries never changes. A case with an unexpected result is removed from the entries that apply to
-it. If the case failed, it is added to an entry with the same outcome and a similar reason, or to a new entry. The
-following never change: cases outside the run, entries for other flows and boards, cases with a lost board or a flaky
-result, and failures that an expired entry expected. A person decides whether to renew an expired entry.
+it. If the case failed, it is added to an entry with the same outcome and a similar reason, or to a new entry. Cases
+outside the run and entries for other flows and boards never change. The same applies to cases with a lost board or a
+flaky result, and to failures that an expired entry expected. A person decides whether to renew an expired entry.
 
 The file is edited as text, entry by entry, because a TOML library assigns the comment above an entry to the previous
 entry.

@@ -122,8 +122,8 @@ def _model_path(data: CaseData, spec: CaseSpec) -> Path:
 def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
     """Return the pipeline options for a case, from its data, flow and settings.
 
-    Three settings apply to a whole model, but not to its layers: the project file's settings for the model, the range
-    of inputs, and criteria without an output name. Layers are judged with the tolerance.
+    Three settings apply to a whole model, but not to its layers: the project file's settings for the model, the input
+    range, and criteria without an output name. The tolerance judges layers.
     """
     if spec.layer:
         settings = replace(settings, per_model={}, input_range=None)

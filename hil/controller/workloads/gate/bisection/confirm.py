@@ -1,8 +1,8 @@
 """Decide whether a commit's program gives wrong outputs, on a board that may make any run fail.
 
 A wrong program never passes, so a single pass proves that a commit is good. A single failure proves nothing: the board
-may have caused it. A commit is bad only after so many failures that board faults are an unlikely cause, given the share
-of runs with board faults so far. After every failure, the good program runs for comparison.
+may have caused it. A commit is bad only after so many failures that board faults are an unlikely cause. This number
+depends on the share of runs with board faults so far. After every failure, the good program runs for comparison.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _make_case_data(
 def _scale_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float | None]:
     """Return rtol and atol of a whole model, scaled by the largest output.
 
-    Random weights give outputs of 1e-14 to 1e11.
+    A scale is necessary, because random weights give outputs of 1e-14 to 1e11.
     """
     sizes = [
         np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in expected.values() if array.dtype.kind == "f"
