@@ -201,7 +201,7 @@ def _check_generations(folder: Path) -> None:
 
 
 def _check_named_files(spec: Path) -> tuple[str, list[str]]:
-    """Return the paths of the reference, "" without one, and of the other files that a specification names.
+    """Return the path of the reference ("" without a reference), and the paths of a specification's other files.
 
     Raises UsageError for a file outside the specification's directory.
     """

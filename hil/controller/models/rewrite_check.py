@@ -45,8 +45,8 @@ def check_rewrites(
 ) -> None:
     """Check that the model for IREE's importer and the original model return the same outputs for a case's inputs.
 
-    Models without rewrites are skipped. Models with random numbers, and models that ONNX Runtime cannot run, are not
-    checked.
+    Does nothing for models without rewrites, for models with random numbers, and for models that ONNX Runtime cannot
+    run.
 
     Args:
         model: the original model.

@@ -28,7 +28,7 @@ class _PoolEntry:
 
 
 class BoardPool:
-    """Pool of boards. The first request for a board opens it; it then stays open. Context manager; thread-safe.
+    """Pool of boards. The first request opens a board, which then stays open. Context manager; thread-safe.
 
     Args:
         opened: Called with each board after opening, before the first use. If the function raises, the pool closes the
@@ -79,8 +79,9 @@ class BoardPool:
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
         """Reconnect to a lost board if it returns soon. Add the result to the error.
 
-        hil runs no program again. It waits only for boards with SSH. For other boards, the next request for a session
-        opens a new connection. A board that is unfit (BoardUnfit) still responds, so its session is returned.
+        This method does not run a program again. It waits only for boards with SSH. For other boards, the next request
+        for a session opens a new connection. A board that is unfit (BoardUnfit) still responds, so its session is
+        returned.
         """
         entry = self._get_entry(choice, ("",), faults)
         with entry.mutex:
@@ -139,7 +140,8 @@ class BoardPool:
         for runtime in others:
             if board.shell is None:
                 break
-            # Connect again for each further runtime: this installs an agent with the runtime, and keeps other runtimes.
+            # Connect again for each further runtime. Each connection installs an agent with the runtime, and keeps
+            # other runtimes.
             board.close()
             board = self._connect_for_runtime(entry, runtime)
         try:

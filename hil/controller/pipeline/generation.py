@@ -160,7 +160,7 @@ def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
 def _make_reference(other: Model, spec: GenerateSpec, options: Options, context: RunContext) -> ReferenceDecoder:
     """Return the reference model with its roles.
 
-    Names from the specification are used if they exist, otherwise roles are detected.
+    The roles use the names from the specification that exist in the model. hil detects the other roles.
     """
     symbols = {size for one in other.inputs or () for size in one.shape if isinstance(size, str)}
     if dims := {name: size for name, size in options.dims.items() if name in symbols}:
@@ -279,7 +279,7 @@ def _is_like(spec: TensorSpec, array: Array) -> bool:
 def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """Run all tokens of a generation as one prompt, to compare prompts with steps.
 
-    This run is skipped if the model takes one token per call, or if its results depend on the other tokens in a call.
+    hil skips this run if the model takes one token per call, or if the results depend on the other tokens in a call.
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None

@@ -1,4 +1,7 @@
-"""Redirect files of other tools to hil's cache. Otherwise, these tools write to the user's home directory."""
+"""Redirect files of other tools to hil's cache.
+
+Without the redirection, these tools write to the user's home directory.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def run_job(
 
     Args:
         job: the job. With ``resume``, only ``out`` is used.
-        resume: ID of an interrupted run. Cases with an outcome are not repeated. Cases without an outcome run.
+        resume: ID of an interrupted run. Only cases without an outcome run.
         run_id: the run's ID if the run is part of a larger workload, which resumes it; otherwise "".
         isolated: a pool of workers to use. The pool outlives the job unless the job is aborted. None creates a pool.
         choice: the board. None selects the job's board.

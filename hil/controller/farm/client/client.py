@@ -167,7 +167,7 @@ class FarmClient:
     def do(self, action: str, **arguments: Any) -> Any:
         """Run an action (see ``Do`` in the protocol).
 
-        The action is sent once and never retried. Returns the same types as :meth:`ask`.
+        The client sends the action once and never retries. Returns the same types as :meth:`ask`.
         """
         with seam():
             return parse_answer(

@@ -52,8 +52,9 @@ _PATIENCE_S = 1.0
 class LeaseSession:
     """A lease, from submission to end. As a context manager, returns the board at exit.
 
-    A stream to the farm keeps the lease. If the stream breaks, the lease is resumed at any gateway. :meth:`close` is
-    thread-safe and can be called at any time. The client waits up to ``wait_s`` for a restarting gateway.
+    A stream to the farm keeps the lease. If the stream breaks, this object resumes the lease at any gateway.
+    :meth:`close` is thread-safe and can be called at any time. The client waits up to ``wait_s`` for a restarting
+    gateway.
     """
 
     def __init__(

@@ -269,8 +269,8 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     """Merge parts into one suite run with reports. Every case has exactly one record.
 
     A case without a record gets the outcome and the reason of the part. After an infrastructure failure, or if the part
-    has no failed outcome, the outcome is ``BOARD_LOST``. Cases of a cancelled part are missing. Stored case files are
-    not fetched.
+    has no failed outcome, the outcome is ``BOARD_LOST``. Cases of a cancelled part are missing. This function does not
+    fetch stored case files.
 
     Raises:
         FarmError: a record is invalid.
@@ -364,7 +364,8 @@ def _list_cases(part: EndedJob, run: SuiteRun, request: SuiteRequest) -> Iterabl
 def _replace_folder(text: str, was: str, folder: Path) -> str:
     """Replace the path of the host's run directory at the start of paths in a text.
 
-    A path with fewer than two directories, such as ``/``, is not replaced, because it would match many unrelated paths.
+    This function keeps a path with fewer than two directories, such as ``/``, because it would match many unrelated
+    paths.
     """
     if not was.startswith("/") or len(PurePosixPath(was).parts) < 3 or was not in text:
         return text

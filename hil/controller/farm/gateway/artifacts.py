@@ -188,7 +188,7 @@ class ArtifactService:
     async def lacks(self, request: pb.LacksRequest, call: GatewayCall) -> pb.LacksReply:
         """Return the digests that the store lacks.
 
-        The requested files that the store has are protected from `gc`, as if they were new uploads.
+        This method protects the other requested files from `gc`, like new uploads.
         """
         if len(request.digests) > MOST_DIGESTS:
             raise UsageError(f"at most {MOST_DIGESTS} digests per request")

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("hil.farm.gateway")
 # Poll interval, in case a notification is lost.
 _LOOK_S = 2.0
 _AWAY_S = 0.2
-# Heartbeats within this interval are written together, in one statement for all boards.
+# The gateway writes all heartbeats of this interval together, in one statement.
 _GATHER_S = 0.25
 _MOST_HAD = 100
 _WAITED = f"""

@@ -86,9 +86,9 @@ class LeaseTunnel:
             self._sending -= 1
 
     async def _finish_other_direction(self, both: list[asyncio.Task[None]]) -> None:
-        """After one direction has ended, copy the other direction up to the next pause, because it may never end.
+        """Copy the second direction up to the next pause, after the first direction has ended.
 
-        Waits for slow readers.
+        The second direction may never end. Waits for slow readers.
         """
         moved = -1
         whole: asyncio.Future[Any] = asyncio.gather(*both, return_exceptions=True)

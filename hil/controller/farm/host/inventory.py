@@ -126,7 +126,8 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     """Return the board config for a lease's job, without power control.
 
     A power switch does not check fences: a process that resumes after the lease would take the board from the next job.
-    So only health checks may switch power. labgrid is removed as well, because the worker already has the place.
+    So only health checks may switch power. The returned config also has no labgrid table, because the worker already
+    has the place.
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
     return replace(config, connection=connection, power=Power(), recover=Recover(), labgrid=Labgrid())

@@ -141,8 +141,8 @@ _CHECK_RUN_S = 20.0
 def check_health(attempt: Attempt) -> JobResult:
     """Run a health job: check the board's requirements, and compare a model's outputs.
 
-    Without a program for the board's runtime, only the requirements are checked. The model is cached in the host's
-    directory.
+    Without a program for the board's runtime, this function checks only the requirements. The model is cached in the
+    host's directory.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.workloads.board_needs import check_needs
@@ -172,8 +172,8 @@ def _get_check_model(kept: Path, isolated: Isolated, folder: Path, *, weights: b
     path = kept / ("small.onnx" if weights else "tiny.onnx")
     if path.exists():
         return path
-    # All boards of a host are checked at startup: the first worker creates the model, the rest wait. If it takes too
-    # long, each creates the model.
+    # At startup, the workers of a host check all boards. The first worker creates the model, and the others wait. If
+    # the wait takes too long, each worker creates the model.
     lock = filelock.FileLock(f"{path}.lock")
     with contextlib.suppress(filelock.Timeout):
         lock.acquire(timeout=_MAKE_S)

@@ -6,9 +6,9 @@ from hil.controller.farm.messages import JobResult, Kind
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK
 
-# Failures that either the program or a stuck board can cause. Wrong results are not included.
+# Failures that either the program or a stuck board can cause, except wrong results.
 _FAILURES = frozenset({Outcome.LOAD_ERROR, Outcome.RUN_ERROR, Outcome.RUN_CRASH, Outcome.TIMEOUT})
-# Outcomes of a check that show a board fault. Failures on the host are not included.
+# Outcomes of a check that show a board fault. Failures on the host do not show a board fault.
 _UNFIT = _FAILURES | BOARD_OUTCOMES | {Outcome.FAIL, Outcome.UNSTABLE}
 _JOBS = (Kind.RUN, Kind.BUNDLE, Kind.SUITE)
 _MOST_REASON = 500

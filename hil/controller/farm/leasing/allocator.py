@@ -2,7 +2,7 @@
 
 This module reads the queue and creates the leases. :mod:`hil.controller.farm.scheduler.policy` decides.
 
-Grants are made in the transaction that makes them possible, so a free board never waits next to a matching job.
+The transaction that makes a grant possible also makes the grant, so a free board never waits next to a matching job.
 Jobs with equal scheduling properties form a lane (``hil.lane`` in the schema). hil reads as many jobs of a lane as the
 lane has free boards, and a few more to choose from.
 """
@@ -101,7 +101,7 @@ _QUEUE_IDS = """
 async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None) -> list[str]:
     """Grant free boards to waiting jobs and return the granted boards. Call it in a ``serialized`` function.
 
-    A board with an overdue health check is checked first.
+    A board with an overdue health check gets a health job first.
 
     Args:
         boards: boards that may have become free. None: any board may be free, and any job may be new.
@@ -131,7 +131,7 @@ async def grant_new(
 ) -> None:
     """Grant free boards to the new jobs of a submission.
 
-    This is fair, because no older job can use a board that is free now.
+    Giving these jobs precedence is fair, because no older job can use a board that is free now.
 
     Args:
         jobs: job ids in the order of the specs.

@@ -33,7 +33,7 @@ _NEW = """
     on conflict (name) do update set name = excluded.name
     returning host, worker, fence
 """
-# The query locks rows, so it waits for concurrent heartbeats. It compares with the transaction's start: see `.sweeper`.
+# The query locks rows, so it waits for concurrent heartbeats. now() is the transaction's start: see `.sweeper`.
 _SILENT = "select name, host from hil.boards where worker <> '' and owned_until < now() order by name for update"
 _PRESENT = """
     update hil.boards

@@ -40,7 +40,7 @@ _THAW = """
 async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     """Run the periodic work and return the number of changes.
 
-    First, all workers and holders get time to send heartbeats and reports. Only then leases expire.
+    First, all workers and holders get time to send heartbeats and reports. Leases expire only after this time.
 
     Args:
         heard_since: `time.monotonic()` when this gateway began to receive heartbeats; `math.inf` if the gateway

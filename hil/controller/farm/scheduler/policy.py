@@ -1,7 +1,7 @@
 """Scheduling policy: assign free boards to waiting jobs. Pure and deterministic.
 
-Health jobs are assigned first. A board that needs a check only receives a health job. The other boards are
-assigned in rounds:
+The policy assigns health jobs first. A board that needs a check only receives a health job. The policy assigns the
+other boards in rounds:
 
 1. Each class (high, normal, low) selects the next job by fair share. The user with the fewest boards now comes first;
    ties go to the user with the least recent use. The same rule selects a project of this user. The job is the project's
@@ -12,8 +12,9 @@ assigned in rounds:
 3. The job receives the matching board that the fewest other waiting jobs can use. Among equal boards, a board that
    is warm for the job is preferred.
 
-Within a project, a later job may overtake the first if a board is warm for it, unless the first has waited ``aging_s``.
-A job never receives a board in ``avoid``. Callers leave ``avoid`` empty if no other board matches.
+Within a project, a later job may overtake the first job if a board is warm for the later job. This rule ends when the
+first job has waited ``aging_s``. A job never receives a board in ``avoid``. Callers leave ``avoid`` empty if no other
+board matches.
 
 After an infrastructure failure, a job is retried on a different board. A wrong result, a compile error or a timeout
 is a final result.
@@ -116,7 +117,7 @@ def turns(
 ) -> list[int]:
     """Return the order in which jobs would be assigned if boards became free right after every assignment.
 
-    Health jobs and jobs without a matching board are left out.
+    The result omits health jobs and jobs without a matching board.
     """
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
     return [job for job, _ in _AssignmentRound(jobs, boards, use, aging_s, endless=True).grants()]

@@ -25,7 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 # Advisory lock for transactions that change jobs, leases or board ownership: they run one at a time in the whole farm.
-# Heartbeats only extend deadlines and do not need it.
+# Heartbeats only extend deadlines and do not need the lock.
 SERIALIZED = 0x4_68_69_6C  # "hil"
 
 # Name of a job in SQL: see :func:`hil.controller.farm.messages.job_name`.

@@ -85,7 +85,7 @@ _INNER = f".{ENTRY}"
 def prepare(mlir: str) -> str:
     """Return a module that IREE compiles correctly, as text with locations.
 
-    Loops that IREE would miscompile are replaced.
+    This function replaces loops that IREE would miscompile.
 
     Raises:
         CompileFailed: the module does not parse because it contains operations outside StableHLO.

@@ -114,7 +114,7 @@ def _trace_with_sizes(program: Any, inputs: Sequence[TensorSpec]) -> Any:
 def _make_stateless(program: Any) -> Any:
     """Make the program stateless.
 
-    It returns the output tensors without constants, then the new values of changed state.
+    The new program returns the output tensors without constants, then the new values of changed state.
     """
     from torch.export.graph_signature import OutputKind
 

@@ -77,7 +77,7 @@ class Flow:
     def with_runtime(self, runtime: str) -> Flow:
         """Return the flow for a different runtime. The name contains the runtime.
 
-        The compiler, its flags and the arithmetic are left out, because they apply to the flow's own runtime.
+        The new flow has no compiler, flags or arithmetic, because these settings apply to the original runtime.
         """
         if runtime in ("", self.runtime):
             return self
@@ -99,7 +99,7 @@ class Recipe:
 
     The function returns None, or notes as a JSON object. Results of ExecuTorch programs contain the notes. Reports have
     a column for the note ``quantise_s``, the duration in seconds. ``apply`` raises ImportFailed if it cannot change the
-    model. Other exceptions are converted to ImportFailed.
+    model. hil converts other exceptions to ImportFailed.
 
     Attributes:
         apply: module-level function, or ``module:function``.

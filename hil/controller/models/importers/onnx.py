@@ -25,7 +25,8 @@ _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES
 _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 # Larger tensors are not passed to the checker and to shape inference, which need only their type.
 _SMALL_BYTES = 1 << 16
-# Names that exporters write for unnamed dimensions. Two dimensions with the same such name may have different sizes.
+# Names that exporters write for unnamed dimensions. Two dimensions with the same placeholder name may have different
+# sizes.
 _PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
 # Hints for models with sequences, maps or optionals as inputs or outputs.

@@ -34,9 +34,9 @@ PASSES = "passes"
 def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
     """Yield the environment variables with which XLA dumps modules to a directory; "" disables the dump.
 
-    The files are ``before_optimizations`` and ``after_optimizations``, as ``.txt`` and ``.dot``, and XLA's further
-    files for them. If a process compiled several modules, the names start with a number. With ``passes``, a
-    subdirectory ``passes`` contains the module after each pass.
+    The files are ``before_optimizations`` and ``after_optimizations``, as ``.txt`` and ``.dot``, and further files that
+    XLA writes for these modules. If a process compiled several modules, the names start with a number. With ``passes``,
+    a subdirectory ``passes`` contains the module after each pass.
     """
     if not folder:
         yield {}

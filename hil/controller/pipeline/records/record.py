@@ -209,7 +209,7 @@ class Recorder:
 
     Args:
         order: Names of all cases of the run.
-        cases: Cases to run now. Existing entries of cases not in this list are unchanged.
+        cases: Cases to run now. Entries of other cases stay unchanged.
     """
 
     def __init__(self, run: Run, order: Sequence[str], cases: Sequence[Case]) -> None:

@@ -268,8 +268,8 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
 
     Options of the command line and ``later`` flags take precedence.
 
-    The flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are used, with files
-    relative to the flag file. Flags that only configure the execution are ignored, because the board's config defines
+    hil uses the flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances, with files
+    relative to the flag file. hil ignores flags that only configure the execution, because the board's config defines
     the execution.
 
     Raises:

@@ -415,8 +415,8 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'x': array}, or ['x=x.npy']",
     )
-    # texts of ``--expected``, or name -> tensor. These are compared first. References are used in addition only if the
-    # user names them.
+    # texts of ``--expected``, or name -> tensor. hil compares with these first. hil uses references in addition only if
+    # the user names them.
     expected: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
         _TENSORS,
@@ -448,8 +448,8 @@ class Options(RunSettings):
     """Settings of a case that the stages use."""
 
     compiler: str = _make_option("", TEXT)  # the compiler; "" is the runtime's default
-    # the model before quantization or a similar change; None if not available. The outputs are also compared with the
-    # reference of this model, and this comparison is reported separately.
+    # the model before quantization or a similar change; None if not available. hil also compares the outputs with the
+    # reference of this model, and reports this comparison separately.
     plain_model: Path | None = _make_option(None, PATH_OR_NONE)
     # name -> tensor, used in place of the plain model's reference.
     plain_expected: Mapping[str, Array] = _make_option(

@@ -1,6 +1,6 @@
 """Encode and decode values in the database of a history.
 
-Values are checked before writing, and limited in size when reading.
+This module validates values before writing, and limits their size when reading.
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ class HistoryStore:
 
         Adding a run again has no effect. An entry replaces a stored entry with the same run and case only if it is
         newer and has a different result, for example after `hil run --resume`. An entry may lack the board or runtime
-        because its case failed early. It joins the series whose key is otherwise equal, if there is only one such
-        series.
+        because its case failed early. Such an entry joins the series with an otherwise equal key, if there is only one
+        such series.
 
         Returns:
             The numbers of added entries and programs, and a list of invalid entries and programs, which were not
@@ -260,7 +260,7 @@ class HistoryStore:
     def confirm(self, entry: HistoryEntry, how: Confirmation) -> None:
         """Mark an entry as correct and not slower than before.
 
-        Later programs are compared with the program of this entry.
+        `hil gate` compares later programs with the program of this entry.
         """
         with database_errors(self.folder), writing(self._database):
             self._database.execute(

@@ -81,7 +81,10 @@ def file_version(module: str) -> str:
 
 @functools.cache
 def _digest_of_file(path: str) -> str:
-    """Return the digest of a file. It is computed only once per process, because the loaded code does not change."""
+    """Return the digest of a file.
+
+    hil computes the digest only once per process, because the loaded code does not change.
+    """
     return digest_file(Path(path))
 
 
@@ -274,7 +277,7 @@ class _IsolatedProcess:
     ) -> dict[str, Any]:
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it just died: reading the reply reports that
+        with contextlib.suppress(BrokenPipeError):  # the worker has just died: reading the reply reports this
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         deadline = None if timeout is None else time.monotonic() + timeout

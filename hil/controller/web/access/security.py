@@ -157,7 +157,7 @@ class RequestGuard:
         return None
 
     async def _find_visitor(self, scope: Scope, headers: Mapping[str, str]) -> Visitor | None:
-        """Return the farm user for a request's token. An unknown token is checked with the farm.
+        """Return the farm user for a request's token. The farm checks an unknown token.
 
         Raises AccessRefused if too many tokens are being checked.
         """

@@ -1,7 +1,7 @@
 """Compare two sides case by case: new failures, fixes, and changed numbers.
 
-All cases are compared at once, as columns (:mod:`hil.controller.web.compare.moves`,
-:mod:`hil.controller.web.compare.movers`). :class:`CasePair` and :class:`Mover` objects are created only for displayed
+This module compares all cases at once, as columns (:mod:`hil.controller.web.compare.moves`,
+:mod:`hil.controller.web.compare.movers`). It creates :class:`CasePair` and :class:`Mover` objects only for displayed
 cases.
 """
 

@@ -1,6 +1,6 @@
 """Mirror a farm's job results as directories for the index.
 
-Results are fetched after all jobs in a submission end, newest first. Blobs are stored without duplicates.
+The mirror fetches results after all jobs in a submission end, newest first. Blobs are stored without duplicates.
 """
 
 from __future__ import annotations

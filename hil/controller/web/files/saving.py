@@ -2,8 +2,8 @@
 
 A browser that opens the file sends no requests.
 
-Links to the server become plain text, forms are disabled, and live updates are removed. The file's content security
-policy allows only the embedded scripts and styles, by digest, and forbids all requests.
+In the file, links to the server are plain text, forms are disabled, and there are no live updates. The file's content
+security policy allows only the embedded scripts and styles, by digest, and forbids all requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Judge the histories of cases, and store since which session a case fails or is slower.
 
-Changed histories are judged in small batches after indexing, with the history page's rules
+After indexing, the indexer judges changed histories in small batches, with the history page's rules
 (:mod:`hil.controller.web.index.series`). A new sample affects only the history of the case on this board, not on other
 boards.
 """

@@ -53,7 +53,7 @@ class SessionView:
     missing: Sequence[str] = ()  # first planned cases without a result
     missing_count: int = 0
     go_on: str = ""  # command that resumes an unfinished session
-    parent: IndexedSession | None = None  # the matrix, if this is a target of it
+    parent: IndexedSession | None = None  # the matrix, if this session is a target of a matrix
     children: Sequence[IndexedSession] = ()  # targets of a matrix
     notes: Sequence[str] = ()
     logs: Sequence[Path] = ()

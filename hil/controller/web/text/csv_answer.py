@@ -25,7 +25,7 @@ def csv_rows(name: str, columns: Sequence[str], rows: Rows) -> Response:
 def csv_pages(name: str, columns: Sequence[str], part: Callable[[int], tuple[Rows, int]]) -> Response:
     """Return a streaming response.
 
-    The first page is computed before the response starts, so that errors still set the status.
+    Computes the first page before the response starts, so that errors still set the status.
 
     Args:
         part: returns the rows of a page, counted from 1, and the page count.

@@ -1,6 +1,6 @@
-"""Test cases in files:
+"""Read and write test cases in files.
 
-an .npz, or a directory of ``input_0.npy``, ``output_0.npy``, ... in the layout of ONNX test data.
+A test case is an .npz, or a directory of ``input_0.npy``, ``output_0.npy``, ... in the layout of ONNX test data.
 """
 
 from __future__ import annotations

@@ -34,9 +34,8 @@ def compute_scores(
     Args:
         total: number of samples in the dataset.
         seed: seed of the bootstrap.
-        stopped_early: True if the evaluation stopped early because of its scores. The interval then remains valid for
-            any time of the stop.
-        level: probability that the interval contains the true difference.
+        stopped_early: True if the evaluation stopped early because of its scores. The interval is then valid for any
+            stopping time.
     """
     if not samples:
         return None

@@ -153,7 +153,7 @@ class Matrix:
 
     def _write_report(self) -> MatrixReport:
         """Store the outcomes of the cases, in run.json's fields, and write the report."""
-        self.save()  # load_matrix reads the target's error from it
+        self.save()  # load_matrix reads the target's error from the saved file
         report = load_matrix(self.folder)
         self.save(
             cases=[MatrixCase(name=row.id, outcome="/".join(cell.word for cell in row.cells)) for row in report.rows]

@@ -36,7 +36,7 @@ class TargetResults:
 
     name: str
     run: SuiteResults
-    error: TargetError | None = None  # why it could not run
+    error: TargetError | None = None  # why the target could not run
 
     @property
     def exit_code(self) -> int:

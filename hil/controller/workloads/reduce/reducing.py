@@ -77,7 +77,7 @@ def reduce_model(
         max_runs: maximum number of runs, including the runs of the whole model and of the result.
         slow: share of the time, above 0 and at most 1; None to reduce a failure. Without ``job.iterations``, each
             model runs :data:`SLOW_ITERATIONS` times.
-        resume: directory of an interrupted reduction. For a finished reduction, the stored record is returned.
+        resume: directory of an interrupted reduction. For a finished reduction, the function returns the stored record.
         signing_key: private key that signs the bundle; None writes an unsigned bundle.
 
     Raises:
@@ -163,7 +163,7 @@ class _Reduction:
     case: Case  # the whole model, imported
 
     def run(self, signing_key: Path | None) -> None:
-        """Run all steps. The smallest model so far is written, even if an error ends the search."""
+        """Run all steps. Writes the smallest model so far, even if an error ends the search."""
         trials, record = self.trials, self.trials.record
         try:
             trials.run_whole(self.case)

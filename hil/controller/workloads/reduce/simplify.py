@@ -19,7 +19,7 @@ from hil.core.tensors import Array, dtype_of
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
-# Constants with more elements are replaced by random values.
+# The reduction replaces constants with more elements by random values.
 _SMALL_ELEMENTS = 16
 # Integer constants with at most this many elements may contain a size, such as the shape parameter of Reshape.
 _SHAPE_ELEMENTS = 8
@@ -131,7 +131,7 @@ def _change_sizes(proto: Any, values: Mapping[str, Array], folder: Path, old: in
 def _change_constants(proto: Any, folder: Path, names: Iterable[str]) -> bool:
     """Replace constants by random multiples of 1/8 from -1 to 1, with a fixed seed.
 
-    These short decimals are readable.
+    These values are short decimals, so the model's text stays readable.
     """
     chosen, changed = set(names), False
     for number, tensor in enumerate(proto.graph.initializer):

@@ -127,7 +127,7 @@ def by_iree(making: Making) -> StepProgram:
         return folder
 
     folder = making.stage(LOWER, lowered)
-    # Also store XLA's HLO of the step, for information only. This is not a measured stage.
+    # Also store XLA's HLO of the step, for information only, and do not measure the time.
     seen = {"path": str(making.saved), "function": STEP, "dims": {}}
     call(making.isolated, write_hlo, {**seen, "folder": str(making.folder), "log": str(making.log)}, making.log)
 

@@ -1,11 +1,12 @@
 """Rewrite a file of expected failures from a run (``hil suite expect``).
 
-The text of correct entries never changes. A case with an unexpected result is removed from the entries that apply to
-it. If the case failed, it is added to an entry with the same outcome and a similar reason, or to a new entry. Cases
-outside the run and entries for other flows and boards never change. The same applies to cases with a lost board or a
-flaky result, and to failures that an expired entry expected. A person decides whether to renew an expired entry.
+The text of correct entries never changes. hil removes a case with an unexpected result from the entries that apply to
+the case. If the case failed, hil adds the case to an entry with the same outcome and a similar reason, or to a new
+entry. Cases outside the run and entries for other flows and boards never change. The same applies to cases with a lost
+board or a flaky result, and to failures that an expired entry expected. A person decides whether to renew an expired
+entry.
 
-The file is edited as text, entry by entry, because a TOML library assigns the comment above an entry to the previous
+hil edits the file as text, entry by entry, because a TOML library assigns the comment above an entry to the previous
 entry.
 """
 
@@ -131,7 +132,7 @@ def _remove_unexpected(known: Expectations, judged: Sequence[CaseRecord], ids: f
 
 
 def _remove_cases(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
-    """Remove cases from an entry. A pattern that other cases need is kept, with exceptions."""
+    """Remove cases from an entry. Keep a pattern that other cases need, and add exceptions."""
 
     def needed(pattern: str) -> bool:
         covered = {name for name in ids if matches((pattern,), name) and not matches(entry.without, name)}

@@ -164,9 +164,9 @@ def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[s
 
 
 def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
-    """Summarize the confirmation runs of a mismatch:
+    """Summarize the confirmation runs of a mismatch.
 
-    ``always wrong``, ``flaky``, ``one bad board``, or "" without runs.
+    Returns ``always wrong``, ``flaky``, ``one bad board``, or "" without runs.
     """
     if not confirmations:
         return ""

@@ -122,8 +122,8 @@ def compare_stored(
 ) -> list[TraceComparison]:
     """Compare the traces of two directories. The second directory contains the reference's traces.
 
-    If both directories contain a single trace, the names of the traces may differ. Otherwise traces with the same
-    relative path are compared. A trace in only one directory is a FAIL.
+    If both directories contain a single trace, the names of the traces may differ. Otherwise, the function compares
+    traces with the same relative path. A trace in only one directory is a FAIL.
 
     Raises:
         UsageError: a directory has no trace, a trace is damaged, or a tolerance cannot fail.

@@ -196,8 +196,8 @@ class AdminActions:
                 await asyncio.to_thread(context.store.delete, digest)
 
         if not dry_run:
-            # Forget boards in a separate short transaction, because this blocks all other writers. The current
-            # transaction is idle in the meantime.
+            # Forget boards in a separate short transaction, because forgetting boards blocks all other writers. The
+            # current transaction is idle in the meantime.
             await tx.execute("set local idle_in_transaction_session_timeout = '1min'")
             async with context.db.transaction() as own:
                 await boards.forget_absent(own, days * _DAY_S, context.settings)

@@ -24,7 +24,7 @@ _SILENT_BEATS, _SILENT_S, _SLOW_S = 3, 3.0, 60.0
 _AGAIN_S = (0.1, 2.0)
 # Retry interval after a refusal, which only an operator can resolve.
 _REFUSED_S = 10.0
-# Lines are sent in batches. While disconnected, only the last lines are stored.
+# The worker sends lines in batches. While disconnected, the worker keeps only the last lines.
 _GATHER_S = 0.2
 _MOST_LINES = 2000
 
@@ -63,7 +63,7 @@ class GatewayStream:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._run_stream, self._send_beats)]
 
     def start(self) -> bool:
-        """Start the threads. Returns False if they were started before."""
+        """Start the threads. Returns False if the threads were started before."""
         with self._lock:
             first, self._begun = not self._begun, True
         if first:

@@ -45,8 +45,8 @@ _BACKLOG, _AT_ONCE = 1024, 16
 # Maximum size of a worker's message in bytes. Gateways have a lower limit and report an error above it.
 _MESSAGE_MOST = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
-# Heartbeats are sent together, at multiples of this interval. Separate heartbeats would wake the uplink and the gateway
-# each time, at four times the cost.
+# The uplink sends the heartbeats of all workers together, at multiples of this interval. Separate heartbeats would wake
+# the uplink and the gateway each time, at four times the cost.
 _TOGETHER_S = 0.25
 _ATTEND = b"Attend"
 # An event loop that blocks for this long has hung. The host's boards are offline by then.

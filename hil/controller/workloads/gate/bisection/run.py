@@ -1,6 +1,6 @@
 """Search the commits of all suspects together, so that the suspects share builds.
 
-The result of every test is stored at once.
+hil stores the result of every test at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class _SuspectSearch:
         return self.tester.case.series
 
     def choose_next(self) -> str | None:
-        """Return the commit to test next. If the board made a test fail, the commit is tested a second time."""
+        """Return the commit to test next.
+
+        If the board made a test fail, this method returns the commit a second time.
+        """
         if self.board_skips >= _BOARD_SKIPS_MOST:
             return None
         position = self.search.choose_next()

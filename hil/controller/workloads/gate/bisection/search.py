@@ -11,7 +11,7 @@ from hil.controller.records.gate import TrialOutcome
 class CommitSearch:
     """Binary search over commits, oldest first. The first commit should be good, and the last bad.
 
-    Both ends are tested first, because a clean build may differ from the stored measurements::
+    The search tests both ends first, because a clean build may differ from the stored measurements::
 
         search = CommitSearch(len(commits))
         while (position := search.choose_next()) is not None:

@@ -58,8 +58,8 @@ from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
 
-# Formats besides ONNX that are cut into layers. Formats that tf2onnx converts are excluded, because their node names,
-# and so the case names, differ between processes.
+# Formats besides ONNX from which hil cuts layers. Formats that tf2onnx converts are missing: their node names, and so
+# the case names, differ between processes.
 _ALSO_CUT = ("pt2",)
 
 

@@ -34,7 +34,7 @@ def flow_of(request: SuiteRequest, beside: Path = Path(), *, trusted: bool = Fal
 
 
 def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
-    """Open a suite, with the cases in order. Models are read to find layers, but not compiled.
+    """Open a suite, with the cases in order. This function reads models to find layers, but does not compile them.
 
     The source is one of:
 

@@ -19,8 +19,8 @@ from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResul
 def junit_xml(run: SuiteResults) -> str:
     """Return the run as a document with a single test suite.
 
-    Mismatches and unexpected passes are failures. Expected failures and cases that did not run are skipped, with the
-    reason. Other outcomes except passes are errors. A case's time is the sum over the host stages.
+    Mismatches and unexpected passes are failures. In JUnit's terms, expected failures and cases that did not run are
+    skipped, with the reason. Other outcomes except passes are errors. A case's time is the sum over the host stages.
     """
     return junit_document([junit_suite(run, f"{run.suite} {run.flow}")])
 

@@ -57,8 +57,8 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
 def draw_pictures(run: SuiteResults) -> None:
     """Draw the differences of the failing cases' worst outputs, as ``hil compare --plot`` does. Requires matplotlib.
 
-    Only the first 20 failing cases are drawn, or the number in the environment variable HIL_PICTURES. Large tensors are
-    skipped; users can draw them with ``hil compare``.
+    Only the first 20 failing cases are drawn, or the number in the environment variable HIL_PICTURES. The function
+    skips large tensors, which users can draw with ``hil compare``.
     """
     failing = [record for record in run.records if kind_of(record.outcome) == "fail" and record.diff and record.folder]
     most = os.environ.get("HIL_PICTURES", "")

@@ -221,9 +221,9 @@ def siamese(g: GraphBuilder) -> None:
 
 
 def quantised_cnn(g: GraphBuilder) -> None:
-    """Build a quantized network in the form of exporters:
+    """Build a quantized network in the form of exporters.
 
-    int8 weights per channel, QuantizeLinear, DequantizeLinear.
+    The network has int8 weights per channel, QuantizeLinear and DequantizeLinear.
     """
     rng = np.random.RandomState(7)
 
