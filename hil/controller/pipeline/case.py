@@ -129,5 +129,5 @@ class ProgressSink:
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None
     # called with (case, name) to store inputs, outputs or references.
     keep: Callable[[Case, str], None] = lambda case, what: None
-    # called at once with a case that an error ended. The case's result follows in order, which may be much later.
+    # called immediately with a case that an error ended. The case's result follows in order, which may be much later.
     ended: Callable[[Case], None] = lambda case: None

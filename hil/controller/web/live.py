@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-# Minimum seconds between events to a page, since a run may write constantly.
+# Minimum seconds between events to a page, because a run may write constantly.
 PACE_S = 1.0
 # Seconds between keep-alive comments, which detect dead connections.
 ALIVE_S = 15.0

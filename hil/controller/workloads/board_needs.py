@@ -1,4 +1,4 @@
-"""Board requirements of farm jobs apart from the runtime: free memory, a writable disk, a loadable program."""
+"""Board requirements of farm jobs other than the runtime: free memory, a writable disk, a loadable program."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class BoardConnection:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the board has sessions. Without them, several users may access the board at once."""
+        """Whether the board has sessions. Without them, several users may access the board at the same time."""
         return capabilities_of(BoardChoice(self.config)).sessions
 
     @property

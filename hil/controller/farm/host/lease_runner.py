@@ -159,8 +159,8 @@ class LeaseRunner:
         deadline = time.monotonic() + _FREE_S
         try:
             while True:
-                # Read the clock before the check. If this process is suspended in between, it checks the board once
-                # more.
+                # Read the clock before the check. If this process is suspended in between, it checks the board a second
+                # time.
                 late = time.monotonic() > deadline
                 if not self.way.is_held(fence):
                     return True

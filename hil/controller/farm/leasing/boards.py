@@ -109,7 +109,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 
 @serialized
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
-    """Resume a drained board. If the board is not online, the farm checks the board at once."""
+    """Resume a drained board. If the board is not online, the farm checks the board immediately."""
     state = await known_board(tx, name)
     note = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', hold_reason = '' where name = %s", [name])

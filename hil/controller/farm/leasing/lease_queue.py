@@ -2,7 +2,7 @@
 
 A granted lease is a job in its board's queue, deferred in the transaction of the grant. The gateway of the board's
 worker fetches the job. The job is deleted in the transaction that ends the lease. The lock is the board's name, so that
-procrastinate never runs two jobs of a board at once.
+procrastinate never runs two jobs of a board at the same time.
 
 This module uses procrastinate's public API only to defer jobs. The public ``Worker`` runs jobs in its own process, for
 queues that are fixed at startup. For a lease, a different process runs the job, boards appear and disappear, and the

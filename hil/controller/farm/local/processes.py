@@ -157,7 +157,7 @@ def _terminate_session(pid: int, poll: Callable[[], int | None]) -> None:
 _FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
 # After this uptime, a crash resets the restart delay.
 _FORK_STEADY_S = 20.0
-# Above this number, children start one after another. Starting all at once would block the machine.
+# Above this number, children start one after another. Starting all at the same time would block the machine.
 _AT_ONCE, _CPU_S = 16, 0.3
 _COMM = 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

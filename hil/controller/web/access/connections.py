@@ -150,7 +150,7 @@ class HttpConnection(H11Protocol):
                 self.loop.call_later(CANCEL_S, self._abort_connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer and cancel the request, since the client cannot receive a response."""
+        """Stop the timer and cancel the request, because the client cannot receive a response."""
         self._cancel_timer()
         self._waits_since = None
         super().connection_lost(exc)

@@ -44,7 +44,7 @@ class Peer:
 def find_peer(
     connection: socket.socket | None, client: tuple[str, int] | None, server: tuple[str, int | None] | None
 ) -> Peer:
-    """Return the peer of a new connection. Call this once per connection, since the lookup may take milliseconds.
+    """Return the peer of a new connection. Call this once per connection, because the lookup may take milliseconds.
 
     Args:
         connection: the server's socket.

@@ -29,7 +29,7 @@ COOKIE = "hil_token"
 MOST_BODY = 1 << 20
 MOST_PIECE = 8 << 20
 PIECES = "/publish/"
-# Minimum token length on a public address, since there is no rate limit against guessing.
+# Minimum token length on a public address, because there is no rate limit against guessing.
 SHORTEST_TOKEN = 16
 _MOST_FIELDS = 200  # maximum query fields
 _RETRY_S = 5  # seconds to wait after too many unknown tokens
@@ -76,7 +76,7 @@ class AccessRules:
     def is_open(self) -> bool:
         """True if pages need no token.
 
-        Farm pages always need a token, since the server reads the data with the server's farm token.
+        Farm pages always need a token, because the server reads the data with the server's farm token.
         """
         return self.is_local and self.farm is None
 
@@ -116,7 +116,7 @@ class RequestGuard:
         self._lookup = VisitorLookup(access.farm) if access.farm else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward or reject a request. WebSockets are closed, since the server does not use them."""
+        """Forward or reject a request. WebSockets are closed, because the server does not use them."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
             return
@@ -253,7 +253,7 @@ def _read_cookie(scope: Scope, headers: Mapping[str, str]) -> str:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """Return the cookie name. The name contains the port, since browsers send cookies to all ports of a host."""
+    """Return the cookie name. The name contains the port, because browsers send cookies to all ports of a host."""
     port = (scope.get("server") or ("", 0))[1]
     return f"{COOKIE}_{port}" if port else COOKIE
 

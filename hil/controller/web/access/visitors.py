@@ -87,7 +87,7 @@ class Visitors:
     def find(self, token: str) -> Visitor | None:
         """Return the user for a token, or None if it is unknown. Waits for the farm.
 
-        If the farm is unreachable, the last result stays valid. This is safe, since no token gives access to an
+        If the farm is unreachable, the last result stays valid. This is safe, because no token gives access to an
         unreachable farm.
         """
         fresh, visitor = self.known(token)

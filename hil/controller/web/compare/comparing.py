@@ -1,6 +1,6 @@
 """Compare two sides case by case: new failures, fixes, and changed numbers.
 
-This module compares all cases at once, as columns (:mod:`hil.controller.web.compare.moves`,
+This module compares all cases together, as columns (:mod:`hil.controller.web.compare.moves`,
 :mod:`hil.controller.web.compare.movers`). It creates :class:`CasePair` and :class:`Mover` objects only for displayed
 cases.
 """

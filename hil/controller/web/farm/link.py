@@ -35,7 +35,7 @@ class FarmLink:
     """Connection to a farm, maintained by a thread inside the context manager.
 
     Args:
-        address: returns the farm's address. Called before every attempt, since a local farm may not exist yet.
+        address: returns the farm's address. Called before every attempt, because a local farm may not exist yet.
         connect: creates the client.
     """
 

@@ -93,7 +93,7 @@ def _make_scope(request: Request, address: str) -> dict[str, Any]:
 def _make_receiver() -> Any:
     """Return a receiver with an empty body.
 
-    After the body the receiver waits, since a disconnect message would end the response.
+    After the body the receiver waits, because a disconnect message would end the response.
     """
     sent = False
 

@@ -17,7 +17,7 @@ from hil.core.files import open_file
 from hil.errors import UsageError
 
 router = APIRouter()
-# Maximum bytes of a text to show. Only the end is shown, since a log's errors are at the end.
+# Maximum bytes of a text to show. Only the end is shown, because a log's errors are at the end.
 _SHOWN_BYTES = 256 << 10
 _TEXTS = (".log", ".txt", ".mlir", ".ll", ".s", ".json", ".jsonl", ".csv", ".md", ".toml")
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}

@@ -239,6 +239,6 @@ class Publisher(WebClient):
 def _format_value(value: Any) -> str:
     """Format a response value for a message.
 
-    Lists and objects become the type name, since the values may be deeply nested.
+    Lists and objects become the type name, because the values may be deeply nested.
     """
     return type(value).__name__ if isinstance(value, (dict, list)) else repr(value)[:100]

@@ -19,7 +19,7 @@ _WRONG = (TypeError, ValueError, KeyError, AttributeError, OverflowError, Recurs
 def command_of_run(document: Mapping[str, Any], case: Mapping[str, Any] | None = None) -> str:
     """Return the command that repeats a run or one of its cases, or "" if the record is not sufficient.
 
-    For bundles, traces and benches, the command repeats all cases, since a case depends on the other cases.
+    For bundles, traces and benches, the command repeats all cases, because a case depends on the other cases.
     """
     if typed := text(document.get("command")):
         return typed

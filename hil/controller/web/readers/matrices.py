@@ -21,7 +21,7 @@ def targets_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def read_matrix(session_id: str, folder: Path, document: Mapping[str, Any]) -> SessionEntry:
-    """Read a matrix. A matrix has no cases, since cases belong to the targets."""
+    """Read a matrix. A matrix has no cases, because cases belong to the targets."""
     targets = targets_of(document)
     known = {**common(document), "command": text(document.get("again"))}
     outcome = text(document.get("outcome"))

@@ -47,7 +47,7 @@ class TensorFile:
     kind: str  # inputs, outputs, references; further references: references-1, ..., plain_references
     name: str
     path: Path
-    dtype: str = ""  # hil's dtype, since .npy does not support all of them; "" uses the file's dtype
+    dtype: str = ""  # hil's dtype, because .npy does not support all of them; "" uses the file's dtype
 
 
 # Maximum references to look for.
@@ -317,7 +317,7 @@ def _parse_other_verdict(verdict: Mapping[str, Any]) -> OtherComparison:
 
 
 def _parse_outputs(values: Any) -> list[Mapping[str, Any]]:
-    """Normalize comparisons of outputs for pages, since a record may have missing or invalid values."""
+    """Normalize comparisons of outputs for pages, because a record may have missing or invalid values."""
     return [
         {
             **one,

@@ -24,7 +24,7 @@ MOST_SESSIONS = 50
 USUAL_SESSIONS = 10
 # Filters for a side, in the form's order.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
-# Filters that also select cases, since a session's cases may have different boards.
+# Filters that also select cases, because a session's cases may have different boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 
 
@@ -90,7 +90,7 @@ def choose_side(
 def baseline_of(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
     """Return the previous session with the same kind, suite, flow, boards, runtimes, and if possible models.
 
-    For a suite, prefer a session from the same directory, since suites in other directories can have the same name.
+    For a suite, prefer a session from the same directory, because suites in other directories can have the same name.
     Return None if no session matches.
     """
     same = {name: getattr(session, name) for name in ("kind", "suite", "flow")}

@@ -16,7 +16,7 @@ from hil.errors import UsageError
 
 # Directory of references in runs and suites.
 _REFERENCES = "references"
-# Maximum bytes per string, since strings are read whole.
+# Maximum bytes per string, because strings are read whole.
 _TEXT_BYTES = 4 << 20
 
 

@@ -11,7 +11,7 @@ from hil.controller.storage.outcomes import kind_of
 # Kinds of outcomes, most severe first. A session has the most severe kind among its cases. Only sessions can be
 # ``unfinished``.
 KINDS = ("board", "error", "fail", "unfinished", "pass", "quiet")
-# Maximum characters to index per text, since records do not limit text.
+# Maximum characters to index per text, because records do not limit text.
 TEXT_CHARS = 500
 # Maximum entries to index per list.
 NAMES = 2000

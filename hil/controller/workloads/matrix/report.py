@@ -57,7 +57,7 @@ class MatrixCell:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Values for reports besides the outcome; empty if the case did not run."""
+        """Values for reports in addition to the outcome; empty if the case did not run."""
         if (record := self.record) is None:
             return {}
         worst = worst_output(record.outputs)

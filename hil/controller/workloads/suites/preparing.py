@@ -177,7 +177,7 @@ def prepared(
 
         def begin_one(spec: CaseSpec) -> Case | Task:
             case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
-            # Finish cases that need no compiler at once, so that boards need not wait.
+            # Immediately finish cases that need no compiler, so that boards need not wait.
             return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:

@@ -99,7 +99,7 @@ class TaskQueue:
         """Replace a board with a new board, also in the tasks for this board.
 
         Wait until the slot that used the new board before has removed the board. The farm may lease a lost board to a
-        second slot at once, but the first slot notices the loss only after its current case.
+        second slot immediately, but the first slot notices the loss only after its current case.
         """
 
         def renamed(names: Sequence[str]) -> list[str]:

@@ -55,7 +55,7 @@ class HostService:
             if writing.done():
                 writing.result()
             hearing.result()
-            # The worker ended the stream on purpose, so set the board offline at once.
+            # The worker ended the stream on purpose, so set the board offline immediately.
             if await call.hung_up() and self._context.dispatch.leave(attending):
                 await self._context.dispatch.release(attending)
         finally:

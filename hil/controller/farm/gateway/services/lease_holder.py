@@ -1,7 +1,7 @@
 """Serve lease holders: queue the lease, then keep the lease with the holder's heartbeats.
 
 If the holder's stream breaks, the lease waits a while for the holder to resume (``ResumeLease``, at any gateway). If
-the holder ends the stream, the board is returned at once.
+the holder ends the stream, the farm takes the board back immediately.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 T = TypeVar("T")
 
 _PATHS = {name: path for name, path, *_ in methods("Hosts")}
-# All workers of a host may call at once. The second number limits the connections accepted per wakeup.
+# All workers of a host may call at the same time. The second number limits the connections accepted per wakeup.
 _BACKLOG, _AT_ONCE = 1024, 16
 # Maximum size of a worker's message in bytes. Gateways have a lower limit and report an error above it.
 _MESSAGE_MOST = 1 << 30

@@ -17,7 +17,7 @@ from hil.errors import UsageError
 
 T = TypeVar("T")
 PAGE_ROWS = 200
-# Number of profiles to cache, since reading a million operations takes seconds.
+# Number of profiles to cache, because reading a million operations takes seconds.
 _KEPT = 8
 
 _TOTAL_ORDERS: Mapping[str, Callable[[ProfileTotal], Any]] = {

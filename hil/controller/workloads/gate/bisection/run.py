@@ -1,6 +1,6 @@
 """Search the commits of all suspects together, so that the suspects share builds.
 
-hil stores the result of every test at once.
+hil stores the result of every test immediately.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
 
-# Formats besides ONNX from which hil cuts layers. Formats that tf2onnx converts are missing: their node names, and so
-# the case names, differ between processes.
+# Formats other than ONNX from which hil cuts layers. Formats that tf2onnx converts are missing: their node names, and
+# so the case names, differ between processes.
 _ALSO_CUT = ("pt2",)
 
 

@@ -52,7 +52,7 @@ _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
 _VERSION = 1
 _TESTER = "executorch.backends.test.suite"
 _INDEX = "index.json"
-# Suite -> packages that the models need besides torch and executorch.
+# Suite -> packages that the models need in addition to torch and executorch.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {"operators": (), "models": ("torchvision", "torchaudio")}
 
 MODEL = "model.pt2"
