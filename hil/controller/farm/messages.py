@@ -16,7 +16,7 @@ from hil.errors import UsageError
 
 _LONGEST_NAME = 40  # maximum characters in a job's name
 # Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
-# so it is not stored or sent. An agent that lost its stored fence adds twice this value.
+# so the farm neither stores nor sends a higher fence. An agent that lost its stored fence adds twice this value.
 MOST_FENCE = 1 << 31
 # After a job's timeout, the lease continues for this many seconds, so that the host can check the board.
 PROBE_S = 60.0

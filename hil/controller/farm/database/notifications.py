@@ -30,8 +30,8 @@ async def tell(tx: Tx, change: Mapping[str, Any]) -> None:
 async def listen(url: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield changes endlessly.
 
-    ``{"kind": "again"}`` is yielded first and after every outage. All later changes are then yielded, but earlier
-    changes must be read from the tables.
+    The first item, and the first item after every outage, is ``{"kind": "again"}``. Then the function yields all later
+    changes. Read earlier changes from the tables.
     """
     async with contextlib.aclosing(hear(url, CHANNEL)) as heard:
         async for text in heard:

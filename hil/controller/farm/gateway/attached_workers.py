@@ -128,7 +128,7 @@ class Dispatcher:
         return next((one for one in self._list_owners() if one.board == board), None)
 
     def _list_owners(self) -> list[AttachedWorker]:
-        """Return the live owners of boards. A silent owner may have been replaced by the standby worker."""
+        """Return the live owners of boards. The standby worker may have replaced a silent owner."""
         since = time.monotonic() - self._settings.owner_s
         return [one for one in self._here.values() if one.owner and one.heard_at > since]
 

@@ -190,8 +190,7 @@ async def report(
 ) -> tuple[bool, str]:
     """Record the result of a lease's job.
 
-    Late results are not counted. If the fence is invalid, the fence is logged but not stored, and the result still
-    counts.
+    Late results do not count. The farm logs an invalid fence, but does not store it, and the result still counts.
 
     Args:
         fence: highest fence that the board has accepted.

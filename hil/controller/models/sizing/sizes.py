@@ -48,8 +48,8 @@ def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
 def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, int]]:
     """Return the size combinations to try, in ascending order for a single range.
 
-    With several ranges, the first combinations have all dimensions at the lowest sizes and all at the highest sizes.
-    The following combinations have one dimension at an edge size, and the others at the highest sizes.
+    With several ranges, the first combination has all dimensions at their lowest sizes, and the second has all at their
+    highest sizes. The following combinations have one dimension at an edge size, and the others at their highest sizes.
     """
     if not ranges:
         return [{}]

@@ -64,8 +64,8 @@ class Request:
     # one) and timeout.
     options: Options = field(default_factory=Options)
     cases: tuple[str, ...] = ()  # ``[METHOD=]PATH`` for cases in files
-    # Random cases per method. None is 1 for methods without given cases. If no reference can compute the
-    # model, None is 1 only if no method has given cases.
+    # Number of random cases per method. None adds a random case to every method without given cases. But if no
+    # reference can compute the model, None adds random cases only if no method has given cases.
     random: int | None = None
 
     @property

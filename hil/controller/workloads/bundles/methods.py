@@ -56,7 +56,7 @@ def import_methods(
     Args:
         functions: the entry points; empty for all entry points of the program.
         only_main: True if empty ``functions`` means only the main entry point. MLIR and ``.vmfb`` programs lack a main
-            entry point, so all of them are imported.
+            entry point, so hil imports all their entry points.
         settings: passed to :func:`import_model`, for example ``dims``.
     """
     settings |= {"isolated": context.isolated, "cache": context.cache}

@@ -30,8 +30,9 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
     """Save the model of an experiment before the training, then train it eagerly in TensorFlow.
 
     Args:
-        model: model.py of the experiment. ``training(random)`` returns a module with a tf.function ``step`` of fixed
-            shapes, which returns outputs by name, and ``batches(random)``, which yields the arguments of all calls.
+        model: model.py of the experiment. ``training(random)`` returns a module with two members. The tf.function
+            ``step`` has fixed shapes and returns outputs by name. ``batches(random)`` yields the arguments of all
+            calls.
         seed: seed of initial values and data.
         folder: directory for the SavedModel, the batches, and every step's outputs and variables (``variable NAME``)
             with their noise. To measure the noise, the training is repeated from values with added rounding errors.

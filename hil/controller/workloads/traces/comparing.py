@@ -72,7 +72,7 @@ class Judging:
     allow_blind: Sequence[str] = ()  # name patterns for outputs that may pass although they cannot be judged
     allow_flush: Sequence[str] = ()  # name patterns for outputs that may flush subnormals to 0
     accept: Sequence[Rule] = ()  # criteria that replace the tolerance
-    # Returns a call's output noise, by name. Called with the call number if the verdict may depend on it.
+    # Returns a call's output noise, by name. Called with the call number if the verdict may depend on the noise.
     noise: Callable[[int], Mapping[str, Array]] = lambda number: {}
 
 

@@ -203,8 +203,8 @@ class _HungUp(Exception):
 async def _forward_messages(reader: asyncio.StreamReader, call: Any, *, gathers: bool) -> None:
     """Forward a worker's messages to the gateway. Raises _HungUp when the worker closes the connection.
 
-    While the gateway accepts no data, a closed connection is not detected. This wait is limited to the time for which a
-    gateway may be silent.
+    While the gateway accepts no data, this function does not detect a closed connection. It waits at most as long as a
+    gateway may be silent, then raises _HungUp.
 
     Args:
         gathers: delay heartbeats to the common send time of all workers. The worker's next message ends the delay.
