@@ -56,8 +56,8 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     machine's farm, with the token from its home. The token is only sent to the farm's Unix socket.
 
     Raises:
-        UsageError: no farm is selected and none runs here; the local farm belongs to another user;
-            the token is missing; or a gateway address is refused (see check_way).
+        UsageError: no farm is selected, and no farm runs here; the local farm belongs to another user; the token is
+            missing; or :func:`check_way` refuses an address.
     """
     named = gateway or os.environ.get(FARM_VARIABLE, "")
     home = farm_home()

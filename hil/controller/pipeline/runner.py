@@ -160,7 +160,7 @@ class Runner(Tools):
     ) -> Iterator[Case]:
         """Run all remaining stages of imported cases. Yield each ended case, in order.
 
-        Compilation and references run in threads. The board is opened after the first compilation, or earlier if only
+        Compilation and references run in threads. hil opens the board after the first compilation, or earlier if only
         the board knows the compile target. If the board is lost, the current case ends, and hil tries to reconnect for
         the next case. If the board is not available, all remaining cases end. Cases that already have an outcome are
         not changed.

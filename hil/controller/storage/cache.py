@@ -1,8 +1,8 @@
 """Content-addressed cache of reproducible files: compiled programs, imports, reference results.
 
 An entry is a directory of files with a ``meta.json`` that contains their sizes and digests. Its key is a digest of all
-inputs that determine the content. Entries are created atomically. A corrupt entry is deleted and created again. While a
-:class:`Cache` object exists, garbage collection by other processes does not delete the entries that the object
+inputs that determine the content. Entries are created atomically. hil deletes a corrupt entry and creates it again.
+While a :class:`Cache` object exists, garbage collection by other processes does not delete the entries that the object
 returned.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 META = "meta.json"
 _VALUE = "value.json"
 _KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
-# Files up to this size are verified by digest at each use (1 ms at BLAKE3's speed). Larger files are verified only if
+# hil verifies files up to this size by digest at each use (1 ms at BLAKE3's speed). hil verifies larger files only if
 # their size, inode or change time differs.
 _DIGEST_UP_TO = 4 << 20
 

@@ -174,9 +174,9 @@ _CANCEL_AGAIN_S = 2.0
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait for all to end; ignore errors. If the caller is cancelled, the function still waits.
 
-    The function cancels every two seconds, because before Python 3.12 ``asyncio.wait_for`` (also called by psycopg)
-    ignores a cancellation that arrives together with the result. As a side effect, a task's cleanup is interrupted if
-    it takes longer than two seconds.
+    The function cancels every two seconds. The reason is that before Python 3.12, ``asyncio.wait_for`` (also called by
+    psycopg) ignores a cancellation that arrives together with the result. As a side effect, a task's cleanup is
+    interrupted if it takes longer than two seconds.
     """
     cancelled: asyncio.CancelledError | None = None
     while running := [task for task in tasks if not task.done()]:

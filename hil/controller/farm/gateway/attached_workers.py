@@ -206,7 +206,9 @@ class Dispatcher:
             self.give(grants)
 
     async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
-        """Register a worker's board in the database. Send the worker its ownership, ended leases and grants.
+        """Register a worker's board in the database.
+
+        Send the worker its state (owner or standby), ended leases and grants.
 
         Args:
             who: caller for the audit.

@@ -104,7 +104,7 @@ async def append_output(tx: Tx, lease: int, text: str) -> None:
 async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[LogPiece]:
     """Return output of these jobs after a log number.
 
-    Large output is cut. To continue, call the function with the last number.
+    A call returns a limited amount of output. To continue, call the function with the last number.
     """
     query = f"""
         with found as (

@@ -65,8 +65,8 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     """Detect how to generate tokens with a model.
 
     Raises:
-        UsageError: A role cannot be detected, a name in the specification does not exist, or the types of an output and
-            the input that takes its value differ.
+        UsageError: A role cannot be detected, a name in the specification does not exist, or an output has another type
+            than the input that takes its value.
     """
     roles = spec.roles
     made = {one.name: place for place, one in enumerate(outputs)}

@@ -318,7 +318,7 @@ def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
     """Return the path of an external data file, which must be in the model's directory or below it.
 
     Symbolic links follow ONNX Runtime's rules. If the model itself is a link, links to the directory of its target are
-    also allowed, as in the Hugging Face Hub cache (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
+    also allowed. An example is the Hugging Face Hub cache: ``snapshots/REVISION/model.onnx -> ../../blobs/HASH``.
 
     Args:
         model: the model's file.

@@ -97,7 +97,7 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
 def assigned(concrete: Any) -> dict[str, Any]:
     """Return the variables that a concrete function may assign, by name, in capture order.
 
-    A variable is included if its handle reaches any operation that may write, directly or in a called function.
+    The result includes a variable if its handle reaches any operation that may write, directly or in a called function.
     """
     items = _list_captures(concrete)
     graph = concrete.graph.as_graph_def()

@@ -49,7 +49,7 @@ def _looks_rounded(output: StoredComparison) -> bool:
     """Return True if the errors of a float32 output look like rounding to float16 or bfloat16.
 
     The function checks the size and the distribution of the errors. It returns False for an output with criteria or a
-    tolerance from the user, because declaring an arithmetic does not change the verdict on such an output.
+    tolerance from the user: a declared arithmetic does not change the verdict on such an output.
     """
     if output.dtype != "float32" or output.tolerance != _DEFAULT or output.criteria:
         return False

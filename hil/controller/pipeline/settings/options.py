@@ -149,7 +149,7 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | s
     """Parse ``N=4`` to {"N": 4}, and ``N=1..8`` to {"N": "1..8"}.
 
     Raises:
-        UsageError: the text is not a name with a number of at least 0 or a range, or a name has two sizes.
+        UsageError: the text is not ``NAME=N`` with N of at least 0, or ``NAME=A..B``; or a name has two sizes.
     """
     dims: dict[str, int | str] = {}
     for text in texts:

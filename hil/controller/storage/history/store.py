@@ -102,9 +102,9 @@ class HistoryStore:
 
         Args:
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
-            quota: maximum size of the programs in bytes. Each series keeps the programs of its newest entry, of
-                its last good entry, and of its last good, confirmed and accepted entries on the baseline branch, even
-                above the quota.
+            quota: maximum size of the programs in bytes. Even above the quota, each series keeps the programs of its
+                newest entry and its last good entry. On the baseline branch, it also keeps the programs of its last
+                good, confirmed and accepted entries.
             baseline: name of the baseline branch.
 
         Raises:
@@ -185,7 +185,7 @@ class HistoryStore:
         """Add entries, and the programs that they name, in one transaction.
 
         Adding a run again has no effect. An entry replaces a stored entry with the same run and case only if it is
-        newer and has a different result, for example after `hil run --resume`. An entry may lack the board or runtime
+        newer and its result differs. `hil run --resume` creates such entries. An entry may lack the board or runtime
         because its case failed early. Such an entry joins the series with an otherwise equal key, if there is only one
         such series.
 

@@ -1,8 +1,8 @@
 """Show the output of tools while they run.
 
-The tools are compilers, importers and references, which run in isolated processes and print to a log
-(:mod:`hil.controller.storage.isolation.isolated`), and program workers on boards. Output is shown only if a sink is
-registered.
+The tools are compilers, importers and references in isolated processes, which print to a log
+(:mod:`hil.controller.storage.isolation.isolated`). Program workers on boards are tools too. Output is shown only if a
+sink is registered.
 """
 
 from __future__ import annotations

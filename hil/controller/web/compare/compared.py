@@ -87,7 +87,7 @@ def _make_table(found: ComparisonResult, asked: ComparisonQuery, show: str, rows
 
 
 def _filter_by_name(found: ComparisonResult, places: Places, q: str, pairs: Callable[[Places], Places]) -> Places:
-    """Filter places by case names that contain every word of ``q``."""
+    """Return the places with a case name that contains every word of ``q``."""
     words = q.lower().split()
     if not words:
         return places

@@ -78,7 +78,10 @@ class Movers:
 
     @property
     def size(self) -> Floats:
-        """Change sizes as logarithms of factors, comparable between numbers (20 dB are a factor of 10)."""
+        """Size of each change, as the logarithm of a factor.
+
+        The sizes of all numbers are comparable: 20 dB are a factor of 10.
+        """
         with np.errstate(all="ignore"):
             if self.what == "sqnr_db":
                 size = np.abs(self.after - self.before) / 20 * math.log(10)

@@ -345,7 +345,7 @@ class IndexWriter:
         return {"device_ns": row[0], "device_cases": row[1]}
 
     def _make_case_row(self, key: int, case: CaseEntry, outputs: list[tuple[object, ...]]) -> tuple[object, ...]:
-        """Return a row of ``cases``. Append output rows to ``outputs`` if there are multiple."""
+        """Return a row of ``cases``. Append output rows to ``outputs`` if the case has multiple outputs."""
         for one in case.outputs:
             names = self._word_key(case.name), self._word_key(one.name)
             outputs.append((key, *names, case.number, one.max_abs, one.sqnr_db))

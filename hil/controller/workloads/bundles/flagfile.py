@@ -99,7 +99,7 @@ def _tensors(
         spec = settled(own, array)
         if kind == "output" and is_number(spec):
             raise LoadFailed("iree-run-module compares tensors only, but the method returns a scalar")
-        # Write integers as .bin: a .npy file specifies a sign, but most IREE types do not, and the tool then reports
+        # Write integers as .bin. A .npy file specifies a sign, but most IREE types do not. The tool would then report
         # equal tensors as different. Also write dtypes that numpy lacks as .bin.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
         signed = kind == "output" and shows_sign(own.dtype, dtype_name(array.dtype))
@@ -141,7 +141,8 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
 def flagfiles_among(files: Iterable[Path]) -> list[Path]:
     """Return the flag files among ``files``, by path and number.
 
-    A trace has a flag file per call, ``flagfile_call_N``. The plain ``flagfile`` repeats the first one and is skipped.
+    A trace has a flag file per call, ``flagfile_call_N``. hil skips the plain ``flagfile``, which repeats the flag file
+    of the first call.
     """
     found = [path for path in files if is_flagfile(path.name) and path.is_file()]
     calls = {path.parent for path in found if _OF_CALL.fullmatch(path.name)}

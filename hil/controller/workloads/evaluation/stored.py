@@ -41,8 +41,8 @@ def write_evaluation(record: EvaluationRecord, folder: Path) -> None:
 def read_samples(folder: Path) -> list[EvaluatedSample]:
     """Return the finished samples in the order of their runs.
 
-    A killed process may leave an incomplete last line, which is ignored. If a sample has several results, the first one
-    counts.
+    This function ignores an incomplete last line, which a killed process may leave. If a sample has several results,
+    the first one counts.
 
     Raises:
         UsageError: the file is damaged.

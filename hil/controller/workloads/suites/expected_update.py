@@ -67,7 +67,7 @@ def update(
     Args:
         path: the file, which may be missing.
         records: from the run, judged or not. If a case has multiple records, the last counts.
-        ids: IDs of all suite cases. If a pattern also covers another case that needs the entry, the pattern is kept,
+        ids: IDs of all suite cases. If a pattern also covers another case that needs the entry, hil keeps the pattern,
             and the removed case becomes an ``except``.
 
     Returns:

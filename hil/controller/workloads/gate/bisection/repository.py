@@ -179,7 +179,7 @@ class CommitTree:
     def locate_tensor(self, text: str) -> str:
         """Return the text of ``--input`` or ``--expected`` for the worktree.
 
-        For a tracked file, the commit's version is used. Other files exist only in the user's work tree.
+        For a tracked file, the text names the commit's version. Other files exist only in the user's work tree.
 
         Raises:
             UsageError: the commit does not have a tracked file.

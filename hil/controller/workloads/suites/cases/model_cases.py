@@ -260,7 +260,10 @@ def _make_raiser(error: HilError) -> Callable[[Path], CaseData]:
 
 
 class _PreparedModel:
-    """A model with inputs, form after the recipe, and reference results. Each part is computed once, on demand."""
+    """A model with its inputs, its form after the recipe, and reference results.
+
+    Each part is computed once, on demand.
+    """
 
     def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, settings: RunSettings) -> None:
         self.source = source

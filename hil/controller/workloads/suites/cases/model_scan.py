@@ -62,8 +62,8 @@ def scan_models(path: Path) -> ModelScan:
     """Return the models in a directory tree by path, or the model in a file.
 
     A model has the name of the file. A SavedModel or an exported golden directory has the directory's name. If names
-    collide, the relative path is used (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If the relative
-    paths collide too, the name includes the suffix.
+    collide, the relative path becomes the name (``a.net`` and ``b.net`` for ``a/net.onnx`` and ``b/net.onnx``). If the
+    relative paths collide too, the name includes the suffix.
 
     Test cases in a model's directory belong to the model: directories ``test_data_set_N`` for an ONNX model, and flag
     files for an IREE program. If the program is in another directory, the first flag file stands for the model.
