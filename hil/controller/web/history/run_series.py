@@ -126,16 +126,8 @@ def read_run_series(folder: Path, name: str) -> RunSeries:
 
 
 def judge_runs(summary: SeriesSummary, runs: Sequence[MeasuredRun]) -> RunSeries:
-    """Find the levels and changes in runs in time order.
-
-    As `hil gate` does, this function ignores the times of runs with board errors, and times from other clocks than the
-    newest.
-    """
-    clock = next((one.entry.clock for one in reversed(runs) if one.entry.p50_ns is not None), None)
-    judged = [index for index, one in enumerate(runs) if _is_comparable(one.entry) and one.entry.clock == clock]
-    times = [one.entry.p50_ns or 0.0 for one in runs]
-    values = [times[index] for index in judged]
-    changes = find_changes(values)
+    """Find the levels and changes in runs in time order."""
+    found = find_entry_changes([one.entry for one in runs])
     known = np.array([one.entry.outcome not in ("SKIP", *BOARD_OUTCOMES) for one in runs], np.bool_)
     fails = np.array([is_failing(one.entry.outcome) for one in runs], np.bool_)
     return RunSeries(

@@ -36,6 +36,7 @@ def compute_scores(
         seed: seed of the bootstrap.
         stopped_early: True if the evaluation stopped early because of its scores. The interval is then valid for any
             stopping time.
+        level: probability that the interval contains the true difference.
     """
     if not samples:
         return None
