@@ -100,7 +100,7 @@ def test_gate_finds_wrong_answer_and_passes_unchanged_program(
 
 
 @pytest.mark.slow
-def test_gate_blames_board_if_both_programs_fail(
+def test_gate_blames_board_unless_second_board_decides(
     repository: Path, git: Callable[..., None], hil: Callable[..., Ended]
 ) -> None:
     save_layers(repository / "m.onnx", 3)
@@ -109,6 +109,12 @@ def test_gate_blames_board_if_both_programs_fail(
     ended = hil("gate", "--json")
     (found,) = ended.document["verdicts"]
     assert (ended.code, found["verdict"]) == (4, "board fault"), found
+    (repository / "other.toml").write_text('[board]\nname = "other"\nhw_type = "sim"\n[simulator]\n')
+    ended = hil("gate", "--json", "--second-board", "other.toml")
+    (found,) = ended.document["verdicts"]
+    assert (ended.code, found["verdict"], found["second_board"]) == (0, "undecided", "other.toml"), found
+    assert (found["old"]["again"], found["new"]["again"]) == ("PASS", "PASS")
+    assert "both programs fail now" in found["board_problem"]
 
 
 def test_killed_gate_resumes_with_its_rounds(

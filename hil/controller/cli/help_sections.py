@@ -15,7 +15,7 @@ MIN_OPTIONS = 13
 SECTIONS = {
     "Board": (
         *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
-        *("runtime", "wait_s"),
+        *("second_board", "runtime", "wait_s"),
     ),
     "Judgement": ("baseline", "commit", "place", "fail_on", "budget_s", "bisect", "build_timeout_s"),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),

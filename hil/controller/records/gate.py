@@ -102,6 +102,10 @@ class GateVerdict(Record, kw_only=True):
     rounds: Annotated[Count, note("rounds in which both programs ran in turns")] = 0
     rounds_needed: Annotated[Count, note("estimated further rounds until a verdict; 0 if decided")] = 0
     board_s: Annotated[float, note("time that the gate used the board, in seconds", ge=0)] = 0.0
+    second_board: Annotated[
+        str, note("board that decided, because the board of the measurement was suspect; empty otherwise")
+    ] = ""
+    board_problem: Annotated[str, note("why the board of the measurement was suspect; empty without second_board")] = ""
     changes: Annotated[list[str], note("differences between the tools and boards of both measurements")] = []
     cause: Annotated[GateCause | None, note("null if no commit was searched")] = None
 

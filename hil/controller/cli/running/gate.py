@@ -72,6 +72,12 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     metavar="S",
     help="Maximum duration of a build with --bisect.",
 )
+@click.option(
+    "--second-board",
+    default="",
+    metavar="NAME|USER@HOST",
+    help="Measure a suspect on this board if the first board fails or has changed.",
+)
 @history_option
 @board_options
 @wait_option
@@ -110,7 +116,8 @@ def gate(
 
     defaults = find_history(Path())
     own = {
-        name: settings.pop(name) for name in ("commit", "fail_on", "budget_s", "resume", "bisect", "build_timeout_s")
+        name: settings.pop(name)
+        for name in ("commit", "fail_on", "budget_s", "second_board", "resume", "bisect", "build_timeout_s")
     }
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:

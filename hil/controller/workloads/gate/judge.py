@@ -31,6 +31,7 @@ class Remeasurement:
         decision: verdict on the measured rounds; None if the times were not suspect.
         rounds_needed: estimated number of further rounds, if undecided.
         old_p50_ns, new_p50_ns: medians of the measurements in turns.
+        is_other_board: whether the board is another one than that of the stored measurements.
     """
 
     old: str = ""
@@ -44,6 +45,7 @@ class Remeasurement:
     new_p50_ns: float | None = None
     board_s: float = 0.0
     budget_s: float = 0.0
+    is_other_board: bool = False
 
 
 def needs_board(case: GateCase) -> bool:
@@ -183,7 +185,7 @@ def _judge_times(old: HistoryEntry, again: Remeasurement, decision: Decision) ->
         return "undecided", f"{change:+.1f} % so far; about {again.rounds_needed} more rounds needed"
     if decision.verdict != "no change":
         return decision.verdict, f"{change:+.1f} % against {_name_run(old)}"
-    if old.p50_ns and again.old_p50_ns:
+    if old.p50_ns and again.old_p50_ns and not again.is_other_board:
         moved = again.old_p50_ns / old.p50_ns - 1
         if abs(moved) > BOARD_CHANGE:
             return "board fault", f"the times of both programs changed by {100 * moved:+.0f} % since {_name_run(old)}"

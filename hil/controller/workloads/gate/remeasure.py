@@ -196,7 +196,8 @@ class Remeasurer:
         stored = Job.of_record(run.record.request)
         if is_own := is_sealed(run.folder, run.record.request):
             if self.job.board or self.job.hw_type:
-                return board_of_stored(stored, self.job, own=False)
+                # Faults belong to the stored board.
+                return replace(board_of_stored(stored, self.job, own=False), faults=())
         else:
             refuse_functions(stored)
         return board_of_stored(stored, self.job, own=is_own)

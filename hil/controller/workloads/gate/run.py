@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
@@ -13,14 +12,14 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import read_record
-from hil.controller.records.gate import GATE_VERDICTS, GateRecord
+from hil.controller.records.gate import GATE_VERDICTS, GateRecord, GateVerdict
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, write_json
 from hil.controller.workloads.gate.bisection.repository import GitRepository
 from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, SEARCHED, CommitBisector
-from hil.controller.workloads.gate.judge import judge_case, needs_board
+from hil.controller.workloads.gate.judge import Remeasurement, judge_case, needs_board
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
@@ -45,6 +44,8 @@ class GateJob:
         job: the board, and where to store the gate.
         budget_s: maximum board time in seconds, for all suspects together.
         fail_on: verdicts with exit code 1.
+        second_board: board that measures a suspect if the first board fails or has changed, or "". A record never
+            selects this board, so `--resume` needs the option again.
         resume: name of an interrupted gate to continue, or "". The settings of the stored gate apply.
         bisect: build command for the search for the commits that caused failures; None: no search.
         build_timeout_s: maximum duration of a build in seconds.
@@ -56,6 +57,7 @@ class GateJob:
     min_effect: float = DEFAULT_MIN_EFFECT
     budget_s: float = DEFAULT_BUDGET_S
     fail_on: tuple[str, ...] = DEFAULT_FAIL_ON
+    second_board: str = ""
     resume: str = ""
     bisect: str | None = None
     build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_S
@@ -153,7 +155,7 @@ class _GateRun:
         rounds = RoundsFile(self._run.folder)
         try:
             with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
-                again = Remeasurer(
+                first = Remeasurer(
                     self._store,
                     Runner(context),
                     pool,
@@ -162,34 +164,58 @@ class _GateRun:
                     self._screen,
                     rounds.find_earlier,
                 )
-                self._measure([case for case in left if needs_board(case)], again, rounds)
+                second = replace(first, job=replace(first.job, board=self._gate.second_board, hw_type=""))
+                suspects = [case for case in left if needs_board(case)]
+                for number, case in enumerate(suspects):
+                    self._measure(case, len(suspects) - number, first, second, rounds)
                 if self._repository is not None:
-                    self._search_commits(self._repository, again, rounds)
+                    self._search_commits(self._repository, first, second, rounds)
         except KeyboardInterrupt:
             self._finish(EXIT_INTERRUPTED, finished=False)
         else:
             self._finish(find_exit_code(self._record), finished=True)
         return self._record
 
-    def _measure(self, suspects: Sequence[GateCase], again: Remeasurer, rounds: RoundsFile) -> None:
-        known = rounds.read()
-        for number, case in enumerate(suspects):
-            assert case.old is not None
-            key = RoundsKey(case.series, case.old.program, case.new.run, case.new.key.board)
-            spent_s = sum(one.board_s for one in self._record.verdicts)
-            found = again.measure(
-                case,
-                budget_s=max(self._record.budget_s - spent_s, 0.0) / (len(suspects) - number),
-                known=known.get(key, ()),
-                keep_round=functools.partial(rounds.append, key),
-            )
-            verdict = judge_case(case, found)
-            if verdict.verdict in ("no change", "improved") and found.decision is not None:
-                self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
-            self._record.verdicts.append(verdict)
-            self._save()
+    def _measure(
+        self, case: GateCase, suspects: int, first: Remeasurer, second: Remeasurer, rounds: RoundsFile
+    ) -> None:
+        """Measure a suspect again. If its board is suspect too, use the second board.
 
-    def _search_commits(self, repository: GitRepository, again: Remeasurer, rounds: RoundsFile) -> None:
+        Args:
+            suspects: number of suspects that share the remaining board time.
+        """
+        spent_s = sum(one.board_s for one in self._record.verdicts)
+        budget_s = max(self._record.budget_s - spent_s, 0.0) / suspects
+        again, verdict = self._measure_on(first, case.new.key.board, case, budget_s, rounds)
+        name = self._gate.second_board
+        if verdict.verdict == "board fault" and name:
+            self._screen.note(f"{case.new.case}: {verdict.reason}; measuring on {name}")
+            problem, spent_s = verdict.reason, verdict.board_s
+            again, verdict = self._measure_on(second, name, case, budget_s, rounds)
+            verdict.second_board, verdict.board_problem = name, problem
+            verdict.board_s += spent_s
+        if verdict.verdict in ("no change", "improved") and again.decision is not None:
+            self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
+        self._record.verdicts.append(verdict)
+        self._save()
+
+    def _measure_on(
+        self, measurer: Remeasurer, board: str, case: GateCase, budget_s: float, rounds: RoundsFile
+    ) -> tuple[Remeasurement, GateVerdict]:
+        assert case.old is not None
+        key = RoundsKey(case.series, case.old.program, case.new.run, board)
+        again = measurer.measure(
+            case,
+            budget_s=budget_s,
+            known=rounds.read().get(key, ()),
+            keep_round=functools.partial(rounds.append, key),
+        )
+        again.is_other_board = board != case.new.key.board
+        return again, judge_case(case, again)
+
+    def _search_commits(
+        self, repository: GitRepository, first: Remeasurer, second: Remeasurer, rounds: RoundsFile
+    ) -> None:
         """Search for the commits that caused failures, with --bisect."""
         cases = {(case.series, case.new.run): case for case in self._plan.cases}
         suspects = [
@@ -197,16 +223,17 @@ class _GateRun:
             for one in self._record.verdicts
             if one.verdict in SEARCHED and one.cause is None and (one.series, one.new.run) in cases
         ]
-        if suspects:
-            CommitBisector(
-                repository=repository,
-                command=self._record.bisect or "",
-                build_timeout_s=self._gate.build_timeout_s,
-                folder=self._run.folder,
-                measurer=again,
-                budget_s=self._record.budget_s,
-                rounds=rounds,
-            ).run(suspects, self._save)
+        for measurer, is_second in ((first, False), (second, True)):
+            if chosen := [(case, one) for case, one in suspects if bool(one.second_board) == is_second]:
+                CommitBisector(
+                    repository=repository,
+                    command=self._record.bisect or "",
+                    build_timeout_s=self._gate.build_timeout_s,
+                    folder=self._run.folder,
+                    measurer=measurer,
+                    budget_s=self._record.budget_s,
+                    rounds=rounds,
+                ).run(chosen, self._save)
 
     def _save(self) -> None:
         self._record.verdicts.sort(key=lambda one: (GATE_VERDICTS.index(one.verdict), one.key.model, one.key.case))

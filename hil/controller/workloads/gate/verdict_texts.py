@@ -55,6 +55,8 @@ def list_details(one: GateVerdict) -> Iterator[str]:
             again = f", now {side.again}" if side.again else ""
             tools = ", ".join(one for one in (side.compiler, side.runtime) if one not in ("", "none"))
             yield f"{title}: {side.commit[:COMMIT_DIGITS] or '-'} ({side.run}), {side.outcome}{again}; {tools}"
+    if one.second_board:
+        yield f"measured on {one.second_board}, because {one.key.board} is suspect: {one.board_problem}"
     yield from one.changes
     if one.cause is not None:
         yield from _list_cause(one.cause)
