@@ -86,8 +86,8 @@ PLANTS = (
     Plant("decoder, wrong operator", "decoder", "operator:Softmax_739", compared=False),
     Plant("decoder, crash", "decoder", "crash:Sigmoid_274", compared=False),
     Plant("encoder, compiler crash", "crashing", "", ("--runtime", "iree")),
-    Plant("encoder, slow layer", "encoder", "slow:Softmax_134", ("--slow", "0.8"), compared=False),
-    Plant("mobilenet, slow layer", "mobilenet", "slow:weight_77", ("--slow", "0.8"), compared=False),
+    Plant("encoder, slow layer", "encoder", "slow:Softmax_134", ("--slow", "0.5"), compared=False),
+    Plant("mobilenet, slow layer", "mobilenet", "slow:weight_77", ("--slow", "0.5"), compared=False),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.models import DIGITS, save_model
 
 FLOAT = TensorProto.FLOAT
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
+FAULTY_RUNTIME = Path(__file__).parents[2] / "benchmarks" / "faulty_runtime"
 # For tests that do not depend on a compiler.
 ORT = ("--runtime", "onnxruntime")
 
@@ -72,6 +74,20 @@ def test_slow_node_is_found(hil, tmp_path):
     assert [node.name for node in model.graph.node] == ["conv2"]
     assert document["slow"] == 0.5 and document["failure"]["time_ns"] >= 50e6 <= document["trials"][-1]["time_ns"]
     assert (tmp_path / document["folder"] / "report.md").read_text().startswith("# Slow: Conv (onnxruntime)")
+
+
+def test_defect_of_runtime_is_reproduced_without_hil(hil, environment, tmp_path):
+    """A defect of ONNX Runtime occurs in hil and in the script of the report."""
+    sound = dict(environment)
+    paths = [str(FAULTY_RUNTIME), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment["HIL_FAULTY_RUNTIME"] = "weight:conv2.weight"
+    document, model = reduced(hil("reduce", DIGITS_CNN, *ORT, "--json"), 1, tmp_path)
+    assert [node.op_type for node in model.graph.node] == ["Conv"]
+    script = [sys.executable, *document["stock"].split()[1:]]
+    for variables, code in ((environment, 1), (sound, 0)):
+        ended = subprocess.run(script, cwd=tmp_path / document["folder"], env=variables, capture_output=True, text=True)
+        assert ended.returncode == code, ended.stdout + ended.stderr
 
 
 @pytest.mark.slow
