@@ -201,3 +201,15 @@ def table(
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
+
+
+def format_score(value: float | str | None, is_share: bool, sign: str = "") -> str:
+    """Return a score as text, shares in percent.
+
+    Args:
+        value: a number, "inf", "-inf", "nan", or None if unknown.
+        sign: "+" to show the sign of positive numbers.
+    """
+    if value is None:
+        return "-"
+    return f"{100 * float(value):{sign}.2f} %" if is_share else f"{float(value):{sign}.6g}"

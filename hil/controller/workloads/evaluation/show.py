@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.records.print_case import COLOURS
-from hil.controller.records.base import parse_number
 from hil.controller.records.evaluation import EvaluationRecord, EvaluationScores
-from hil.controller.storage.screen.texts import aligned, line
+from hil.controller.storage.screen.texts import aligned, format_score, line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,14 +74,6 @@ def _describe_difference(scores: EvaluationScores, share: bool) -> str:
     if scores.p_value is not None:
         parts.append(f"McNemar p = {scores.p_value:.3g}")
     return ", ".join(parts)
-
-
-def format_score(value: float | str | None, share: bool, sign: str = "") -> str:
-    """Return a score as text, shares in percent."""
-    number = parse_number(value)
-    if number is None:
-        return "-"
-    return f"{100 * number:{sign}.2f} %" if share else f"{number:{sign}.6g}"
 
 
 def _shorten(answer: Any) -> str:

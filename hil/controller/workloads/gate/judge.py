@@ -10,7 +10,7 @@ from hil.controller.records.base import parse_number
 from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.workloads.evaluation.show import format_score
+from hil.controller.storage.screen.texts import format_score
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 

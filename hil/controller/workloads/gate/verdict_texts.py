@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.screen.texts import seconds
-from hil.controller.workloads.evaluation.show import format_score
+from hil.controller.storage.screen.texts import format_score, seconds
 
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 # Shown digits of a commit.

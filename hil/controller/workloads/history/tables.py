@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from hil.controller.records.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import relative_spread, series_id
-from hil.controller.storage.screen.texts import as_text, line, seconds
-from hil.controller.workloads.evaluation.show import format_score
+from hil.controller.storage.screen.texts import as_text, format_score, line, seconds
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
 ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
