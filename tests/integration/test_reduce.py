@@ -106,12 +106,26 @@ def test_hang_is_reduced_within_limit_of_runs(hil, tmp_path):
     assert any("--max-runs" in note for note in document["notes"])
 
 
-def test_models_that_cannot_be_reduced_are_usage_errors(hil, tmp_path):
+def test_passing_model_cannot_be_reduced(hil, tmp_path):
     passing = hil("reduce", DIGITS_CNN, *ORT)
     assert passing.code == 2 and "PASS" in passing.err
-    (tmp_path / "m.mlir").write_text("func.func @f(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }")
-    module = hil("reduce", tmp_path / "m.mlir")
-    assert module.code == 2 and "mlir models are not supported" in module.err
+
+
+def test_mlir_that_cannot_be_compiled_is_reduced(hil, tmp_path):
+    """IREE knows no such custom call."""
+    body = "".join(f"%a{n} = stablehlo.tanh %{f'a{n - 1}' if n else 'x'} : tensor<4x6xf32>\n" for n in range(9))
+    call = "%q = stablehlo.custom_call @missing(%a4) : (tensor<4x6xf32>) -> tensor<4x6xf32>\n"
+    body = body.replace("%a5 = stablehlo.tanh %a4", f"{call}%a5 = stablehlo.tanh %q")
+    text = f"func.func @f(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {{\n{body}return %a8 : tensor<4x6xf32>\n}}\n"
+    (tmp_path / "m.mlir").write_text(text)
+    ended = hil("reduce", tmp_path / "m.mlir", "--json")
+    document = ended.document
+    assert (ended.code, document["failure"]["outcome"]) == (3, "COMPILE_ERROR"), ended.err
+    assert (document["nodes_before"], document["operators"]) == (10, ["stablehlo.custom_call"])
+    folder = tmp_path / document["folder"]
+    tools = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(["sh", "reproduce.sh"], cwd=folder, env={"PATH": tools}, capture_output=True, text=True)
+    assert done.returncode and "failed to legalize operation 'stablehlo.custom_call'" in done.stderr
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -29,6 +29,7 @@ from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, new_id, seal, storing
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, write_mlir_base, write_mlir_part
 from hil.controller.workloads.reduce.parts import MODEL, write_base, write_part
 from hil.controller.workloads.reduce.result import write_result
 from hil.controller.workloads.reduce.search import Items, find_window, minimise
@@ -146,13 +147,34 @@ def reduce_model(
 
 
 def _check_format(model: Model) -> None:
-    if model.format != "onnx" and not can_convert(model.format, "onnx"):
+    if model.format not in ("onnx", "mlir") and not can_convert(model.format, "onnx"):
         raise UsageError(
             f"cannot reduce {model.path.name}: {model.format} models are not supported",
-            hint="pass the ONNX model; for MLIR, use iree-reduce, which the package iree-base-compiler does not include"
-            if model.format == "mlir"
-            else "pass the ONNX model that was converted to this format",
+            hint="pass the ONNX or MLIR model that was converted to this format",
         )
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Copy of the model, from which the search takes parts.
+
+    Attributes:
+        parts: node numbers of each part.
+        values: values of all tensors; None without a reference.
+        text: description of a model with all parts.
+        function: function of an MLIR module; "" for ONNX.
+    """
+
+    folder: Path
+    parts: Sequence[Sequence[int]]
+    values: Activations | None
+    text: str
+    function: str
+
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+        return self.folder / (MLIR_MODEL if self.function else MODEL)
 
 
 @dataclass
@@ -168,7 +190,7 @@ class _Reduction:
         try:
             trials.run_whole(self.case)
             try:
-                if self._search_nodes():
+                if self._search_nodes() and not self._is_mlir:
                     self._simplify()
             except RunsSpent:
                 trials.add_note(f"stopped after {record.max_runs} runs: --max-runs allows more")
@@ -193,6 +215,10 @@ class _Reduction:
         write_result(self.trials, None, None)
 
     @property
+    def _is_mlir(self) -> bool:
+        return self.case.model is not None and self.case.model.format == "mlir"
+
+    @property
     def _resume_command(self) -> str:
         return shlex.join(["hil", "reduce", "--resume", str(self.trials.folder)])
 
@@ -210,48 +236,63 @@ class _Reduction:
 
     def _search_nodes(self) -> bool:
         """Remove nodes. Return False if the failure does not occur in a model with the same nodes."""
-        model, values = self._convert()
-        observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.specs()} if values else {}
-        base: Path | None = None
-        parts: list[list[int]] = []
-        for folding in (True, False):
-            folder = self.trials.folder / "base" / ("folded" if folding else "plain")
-            with storing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            arguments: dict[str, Any] = {"path": str(model.path.absolute()), "dims": dict(model.dims)}
-            arguments |= {"observed": observed, "folding": folding, "folder": str(folder.absolute())}
-            found = self._call(write_base, arguments, f"cannot split {model.path.name}")
-            base, parts = folder / MODEL, found["parts"]
-            self.trials.record.nodes_before = self.trials.record.nodes_before or found["nodes"]
-            every = tuple(range(len(parts)))
-            if self._test_parts(base, parts, values, every, "all nodes" if folding else "all nodes and constants"):
+        for base in self._bases():
+            if self._test_parts(base, tuple(range(len(base.parts))), base.text):
                 break
         else:
             what = "the failure does not occur in" if self.trials.record.slow is None else "the time is shorter for"
             note = f"{what} a copy of the model with fixed sizes: the model was not reduced"
             self.trials.add_note(note)
             return False
-        fails = partial(self._fails, base, parts, values)
-        minimise(find_window(len(parts), fails), fails)
+        fails = partial(self._fails, base)
+        minimise(find_window(len(base.parts), fails), fails)
         return True
 
-    def _fails(self, base: Path, parts: Sequence[Sequence[int]], values: Activations | None, chosen: Items) -> bool:
-        return self._test_parts(base, parts, values, chosen, f"parts {_ranges(chosen)} of {len(parts)}")
+    def _bases(self) -> Iterator[_Base]:
+        """Yield copies of the model for the search."""
+        if self._is_mlir:
+            assert self.case.model is not None
+            self.trials.add_note("inputs of inner operations are random: hil has no reference for parts of MLIR")
+            yield self._write_base(self.case.model, "plain", "all operations", None, write_mlir_base)
+            return
+        model, values = self._convert()
+        observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.specs()} if values else {}
+        for folding, text in ((True, "all nodes"), (False, "all nodes and constants")):
+            name = "folded" if folding else "plain"
+            more: dict[str, Any] = {"dims": dict(model.dims), "observed": observed, "folding": folding}
+            yield self._write_base(model, name, text, values, write_base, **more)
 
-    def _test_parts(
-        self, base: Path, parts: Sequence[Sequence[int]], values: Activations | None, chosen: Items, text: str
-    ) -> bool:
-        numbers = sorted({number for part in chosen for number in parts[part]})
+    def _write_base(
+        self, model: Model, name: str, text: str, values: Activations | None, write: Any, **arguments: Any
+    ) -> _Base:
+        folder = self.trials.folder / "base" / name
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        if model.format == "mlir":
+            arguments["function"] = model.function
+        arguments |= {"path": str(model.path.absolute()), "folder": str(folder.absolute())}
+        found = self._call(write, arguments, f"cannot split {model.path.name}")
+        self.trials.record.nodes_before = self.trials.record.nodes_before or found["nodes"]
+        return _Base(folder, found["parts"], values, text, found.get("function", ""))
+
+    def _fails(self, base: _Base, chosen: Items) -> bool:
+        return self._test_parts(base, chosen, f"parts {_ranges(chosen)} of {len(base.parts)}")
+
+    def _test_parts(self, base: _Base, chosen: Items, text: str) -> bool:
+        numbers = sorted({number for part in chosen for number in base.parts[part]})
 
         def make(folder: Path) -> Candidate | None:
-            arguments = {"base": str(base.absolute()), "numbers": numbers, "folder": str(folder.absolute())}
-            found = self._call(write_part, arguments, "cannot write a part of the model")
+            arguments = {"base": str(base.path.absolute()), "numbers": numbers, "folder": str(folder.absolute())}
+            write: Any = write_part
+            if base.function:
+                write, arguments["function"] = write_mlir_part, base.function
+            found = self._call(write, arguments, "cannot write a part of the model")
             if not found["nodes"]:
                 return None
-            inputs = {name: self._value(name, dtype, shape, values) for name, dtype, shape in found["inputs"]}
-            return Candidate(folder / MODEL, inputs, found["nodes"])
+            inputs = {name: self._value(name, dtype, shape, base.values) for name, dtype, shape in found["inputs"]}
+            return Candidate(folder / base.path.name, inputs, found["nodes"])
 
-        return self.trials.test(f"{base.parent.name} {_ranges(chosen)}", text, make)
+        return self.trials.test(f"{base.folder.name} {_ranges(chosen)}", text, make)
 
     def _value(self, name: str, dtype: str, shape: Sequence[Any], values: Activations | None) -> Array:
         """Return the values of a tensor in the whole model. Without a reference, return random values."""

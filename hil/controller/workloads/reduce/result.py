@@ -15,10 +15,12 @@ from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.runs import safe_name, storing, write_file
 from hil.controller.storage.tensor_files import save_files
 from hil.controller.workloads.bundles.methods import program_of
+from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, print_mlir
 from hil.controller.workloads.reduce.report import write_report
 from hil.controller.workloads.reduce.simplify import print_model
 from hil.controller.workloads.reduce.stock import (
     COMPILING,
+    IreeSource,
     StockScript,
     iree_script,
     iree_timing,
@@ -110,10 +112,13 @@ def _with_references(trials: Trials, case: Case) -> Case:
 
 
 def _print(trials: Trials) -> dict[str, Any]:
-    arguments = {"model": str((trials.folder / "model.onnx").absolute())}
+    assert trials.best is not None
+    name = trials.best.model.name
+    arguments = {"model": str((trials.folder / name).absolute())}
     log = trials.folder / "logs" / "report.log"
+    show = print_mlir if name == MLIR_MODEL else print_model
     try:
-        found: dict[str, Any] = trials.context.isolated.call(print_model, arguments, timeout=_PRINT_S, log=log)
+        found: dict[str, Any] = trials.context.isolated.call(show, arguments, timeout=_PRINT_S, log=log)
     except IsolatedError as error:
         return {"text": f"not available: {error.message}", "operators": []}
     return found
@@ -128,6 +133,8 @@ def _make_bundle(case: Case, source: str) -> Bundle:
     model, program = case.model, case.artifact
     assert model is not None and case.inputs is not None
     if program is None:
+        if model.format != "onnx":
+            raise UsageError(f"the {model.format} model cannot be compiled")
         program = _wrap_model(case)
     if program.carried:
         raise UsageError("the program has inputs that the model lacks")
@@ -170,9 +177,10 @@ def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Se
     asked = (*config.compile_flags.get("iree", ()), *options.compile_flags)
     flags = case.artifact.flags if case.artifact is not None else recipe_of(case.model, asked).flags
     device = config.devices.get("iree", "")
+    source = IreeSource(case.model.path.name, case.model.function)
     if is_slow:
-        return iree_timing(flags, device, inputs)
-    return iree_script(case.outcome, flags, device, inputs, expected, options.rtol, options.atol)
+        return iree_timing(source, flags, device, inputs)
+    return iree_script(case.outcome, source, flags, device, inputs, expected, options.rtol, options.atol)
 
 
 def _why_not(trials: Trials) -> str:

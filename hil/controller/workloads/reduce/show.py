@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from hil.controller.records.reduce import ReduceRecord
+from hil.controller.storage.paths import is_file
 from hil.controller.storage.screen.console import Console
+from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL
+from hil.controller.workloads.reduce.parts import MODEL
 from hil.controller.workloads.reduce.result import BUNDLE, REPORT
 
 
@@ -24,9 +28,8 @@ def print_reduction(record: ReduceRecord) -> None:
     lines.append(f"  runs         {len(record.trials)} of at most {record.max_runs}")
     lines += [f"  note         {note}" for note in record.notes]
     where = shlex.quote(record.folder)
-    lines.append(
-        f"  result       {where}: model.onnx, {REPORT}, {BUNDLE}" if record.nodes_after else f"  log          {where}"
-    )
+    files = [name for name in (MODEL, MLIR_MODEL, REPORT, BUNDLE) if is_file(Path(record.folder) / name)]
+    lines.append(f"  result       {where}: {', '.join(files)}" if record.nodes_after else f"  log          {where}")
     if record.stock:
         lines.append(f"  repeat       cd {where} && {record.stock}")
     for line in lines:

@@ -73,8 +73,32 @@ class StockScript:
     command: str
 
 
+@dataclass(frozen=True)
+class IreeSource:
+    """Model for IREE's tools.
+
+    Attributes:
+        file: name of an ONNX or MLIR file.
+        function: function of an MLIR file.
+    """
+
+    file: str
+    function: str
+
+    @property
+    def is_onnx(self) -> bool:
+        """Return whether the model must be imported."""
+        return self.file.endswith(".onnx")
+
+    @property
+    def entry(self) -> str:
+        """Name of the function in the program."""
+        return "main_graph" if self.is_onnx else self.function
+
+
 def iree_script(
     outcome: Outcome,
+    source: IreeSource,
     flags: Sequence[str],
     device: str,
     inputs: Sequence[str],
@@ -87,10 +111,10 @@ def iree_script(
     Args:
         rtol, atol: tolerances; None for the defaults of iree-run-module.
     """
-    lines = _iree_steps(flags)
+    lines = _iree_steps(source, flags)
     if outcome not in COMPILING:
         words = ["iree-run-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
-        words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
+        words += [f"--function={source.entry}", *(f"--input=@{name}" for name in inputs)]
         words += [f"--expected_output=@{name}" for name in expected]
         if rtol is not None:
             words.append(f"--expected_rtol={rtol:g}")
@@ -118,15 +142,19 @@ def onnxruntime_timing(inputs: Sequence[str]) -> StockScript:
     return StockScript("reproduce.py", _ORT_TIMING.format(inputs=list(inputs)), "python reproduce.py")
 
 
-def iree_timing(flags: Sequence[str], device: str, inputs: Sequence[str]) -> StockScript:
+def iree_timing(source: IreeSource, flags: Sequence[str], device: str, inputs: Sequence[str]) -> StockScript:
     """Return the script that measures the time with IREE's tools."""
     words = ["iree-benchmark-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
-    words += ["--function=main_graph", *(f"--input=@{name}" for name in inputs)]
-    return StockScript("reproduce.sh", "\n".join([*_iree_steps(flags), shlex.join(words), ""]), "sh reproduce.sh")
+    words += [f"--function={source.entry}", *(f"--input=@{name}" for name in inputs)]
+    return StockScript(
+        "reproduce.sh", "\n".join([*_iree_steps(source, flags), shlex.join(words), ""]), "sh reproduce.sh"
+    )
 
 
-def _iree_steps(flags: Sequence[str]) -> list[str]:
-    lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"', "iree-import-onnx model.onnx -o model.mlir"]
+def _iree_steps(source: IreeSource, flags: Sequence[str]) -> list[str]:
+    lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"']
+    if source.is_onnx:
+        lines.append(f"iree-import-onnx {source.file} -o model.mlir")
     return [*lines, shlex.join(["iree-compile", "model.mlir", "-o", "model.vmfb", *flags])]
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hil.controller.workloads.reduce.stock import iree_script, onnxruntime_script, run_script
+from hil.controller.workloads.reduce.stock import IreeSource, iree_script, onnxruntime_script, run_script
 from hil.core.results import Outcome
 from tests.support.waiting import eventually
 
@@ -40,7 +40,16 @@ def test_onnxruntime_script_has_tolerances(rtol, atol, text):
 
 
 def test_iree_script_has_given_tolerances():
-    given = iree_script(Outcome.FAIL, (), "", ["i.npy"], ["e.npy"], 0.0, 0.25).text
+    given = iree_script(Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], 0.0, 0.25).text
     assert "--expected_rtol=0 " in given and "--expected_f32_threshold=0.25 " in given
-    default = iree_script(Outcome.FAIL, (), "", ["i.npy"], ["e.npy"], None, None).text
+    default = iree_script(Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], None, None).text
     assert "rtol" not in default and "threshold" not in default
+
+
+def test_iree_script_imports_only_onnx():
+    onnx, mlir = (
+        iree_script(Outcome.RUN_CRASH, IreeSource(file, "main"), (), "", [], [], None, None).text
+        for file in ("model.onnx", "model.mlir")
+    )
+    assert "iree-import-onnx model.onnx -o model.mlir" in onnx and "--function=main_graph" in onnx
+    assert "iree-import-onnx" not in mlir and "--function=main\n" in mlir
