@@ -64,7 +64,7 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
     operations = [body[number] for number in chosen]
     inner = {result for op in operations for result in op.results}
     inputs = list(dict.fromkeys(value for op in operations for value in _values_used(op) if value not in inner))
-    outputs = [value for op in operations for value in op.results if _is_output(value, operations)]
+    outputs = [value for number in numbers for value in body[number].results if _is_output(value, operations)]
     inner_inputs = [value for value in inputs if value not in names]
     if not outputs or not all(_is_tensor(value) for value in (*inner_inputs, *outputs)):
         return {"inputs": [], "nodes": 0}
