@@ -65,11 +65,13 @@ class RoundsFile:
 
 def _read(path: Path) -> dict[RoundsKey, list[float]]:
     found: dict[RoundsKey, list[float]] = {}
-    for row in csv.reader(line.decode(errors="replace") for line in read_lines(path)):
+    for line in read_lines(path):
         try:
+            # Parse each line alone, so that a damaged line does not affect the next lines.
+            (row,) = csv.reader([line.decode(errors="replace")])
             series, old, new, board, log_ratio = row
             value = float(log_ratio)
-        except ValueError:
+        except (ValueError, csv.Error):
             continue  # damaged
         if math.isnan(value):
             found.pop(RoundsKey(series, old, new, board), None)

@@ -32,7 +32,7 @@ def test_read_ignores_incomplete_last_line(rounds: RoundsFile) -> None:
     assert rounds.read() == {KEY: [0.5]}
 
 
-@pytest.mark.parametrize("line", ["a,b,c,d,much", "a,b,1.0", "a,b,c,d,e,1.0", "a,b,c,d,nan", ""])
+@pytest.mark.parametrize("line", ["a,b,c,d,much", "a,b,1.0", "a,b,c,d,e,1.0", "a,b,c,d,nan", "", "\0", '"a,b'])
 def test_read_ignores_invalid_lines(rounds: RoundsFile, line: str) -> None:
     (rounds.folder / ROUNDS).write_text(f"{line}\n")
     rounds.append(KEY, 0.5)
