@@ -3,7 +3,7 @@
 A ``console`` block contains commands (``$ ``). Each is followed by its output and, if not 0, its exit code
 (``# exit 1``). In the output, ``...`` matches any text. The comparison ignores white space, times, sizes, versions, IDs
 and statistics in tables. A command that ends with ``&`` runs until the end of the guide. After ``cd``, later commands
-run in that directory. A ``python`` or ``toml`` block that begins with ``# file: PATH`` is written to that file first.
+run in that directory. A block that begins with ``# file: PATH`` or ``// file: PATH`` is written to that file first.
 Other ``python`` blocks are run.
 
 In migration guides (``from-*.md``), the commands in the last column of a table run after the blocks. Each must exit
@@ -38,7 +38,7 @@ GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
 NEEDS = r"<!-- needs: ([\w ]+) -->\n"
 BLOCK = re.compile(rf"^(?:{NEEDS})?```(\w+)\n(.*?)^```$", re.M | re.S)
-FILE = re.compile(r"# file: (\S+)\n")
+FILE = re.compile(r"(?:#|//) file: (\S+)\n")
 EXIT = re.compile(r"# exit (\d+)")
 LAST_COLUMN = re.compile(r"^\|.*(?<!\\)\|(.*)(?<!\\)\| *$", re.M)
 IN_A_TABLE = re.compile(r"`((?:hil|pytest|python|iree-[\w-]+) [^`]+)`(?: \(exit (\d+)\))?")
