@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 
 from hil.core import own_version
@@ -61,7 +62,7 @@ def _head() -> Iterator[str]:
 
 def _secrets(words: Sequence[str]) -> Iterator[str]:
     """Yield the values of secret options."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         if _SECRET_OPTION.fullmatch(option) and (secret := value if equals else following):
             yield secret

@@ -38,9 +38,9 @@ class VisibleStream:
     def __init__(self, own: TextIO) -> None:
         self.own = own
 
-    def write(self, text: str) -> int:
-        """Write a text and return its length."""
-        self.own.write(visible(text))
+    def write(self, text: str | bytes) -> int:
+        """Write a text and return its length. click writes bytes for shell completion."""
+        self.own.write(visible(text.decode(errors="replace") if isinstance(text, bytes) else text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
-from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
+from hil.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HilError
 
 # Verb -> module in hil.controller.cli and line in `hil --help`. The module has a command with the verb's name.
 VERBS = {
@@ -52,6 +52,8 @@ VERBS = {
 
 
 _DETAIL_LINES = 12
+# Click's environment variable for shell completion.
+_COMPLETE = "_HIL_COMPLETE"
 # Unix exit code after SIGPIPE (`hil cache ls | head -1`), which is not a result of a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
 # Errors that a path from the user or from a file may cause in any system call.
@@ -203,7 +205,10 @@ def _run() -> int:
     except HilError as error:
         code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
-        # Click and rich raise this if the reader of stdout has exited. Commands do not raise this.
+        # Click raises this after shell completion. Click and rich also raise this if the reader of stdout has exited.
+        # Commands do not raise this.
+        if _COMPLETE in os.environ:
+            return EXIT_OK if ended.code in (0, None) else EXIT_USAGE
         raise BrokenPipeError from ended
     return code if isinstance(code, int) else 0
 

@@ -56,3 +56,8 @@ def test_crash_report_falls_back_to_error_text(folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
     error = report_crash(crash("lost"))
     assert "KeyError" in error.message and "file" not in error.hint and "in crash" in error.detail
+
+
+def test_crash_report_without_arguments(folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/hil"])
+    assert report_crash(crash("lost")).exit_code == EXIT_INTERNAL

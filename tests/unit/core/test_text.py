@@ -68,6 +68,12 @@ def test_visible_stream_allows_colours_only_from_console():
     assert not hasattr(stream, "buffer")
 
 
+def test_visible_stream_accepts_bytes_of_shell_completion():
+    own = io.StringIO()
+    assert VisibleStream(own).write(b"plain,run\x1b[1m") == 13
+    assert own.getvalue() == "plain,run\\x1b[1m"
+
+
 @pytest.mark.parametrize("markup", [True, False])
 def test_console_prints_names_with_colons_without_emoji(markup: bool):
     file = io.StringIO()
