@@ -160,6 +160,26 @@ def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     return _make_table("Sides", columns, rows, most)
 
 
+def evaluation_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
+    """Return the samples of an evaluation whose scores are worse on the board than on the reference."""
+    scores = mapping(document.get("scores"))
+    rows: list[Sequence[TableCell]] = [
+        [
+            TableCell(text(one.get("name"))),
+            *(_number_cell(one.get(side)) for side in ("board", "reference")),
+            *(TableCell(_answer_text(one.get(f"{side}_answer"))) for side in ("board", "reference")),
+        ]
+        for one in mappings(scores.get("worst"))
+    ]
+    columns = [("Sample", False), ("Board", True), ("Reference", True)]
+    columns += [("Answer of the board", False), ("Answer of the reference", False)]
+    return _make_table("Worst samples", columns, rows, most)
+
+
+def _answer_text(answer: Any) -> str:
+    return "" if answer is None else text(json.dumps(answer))
+
+
 def matrix_table(
     database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[IndexedSession], most: int = ROWS
 ) -> SessionTable:

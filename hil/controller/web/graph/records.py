@@ -68,7 +68,7 @@ def read_graph_record(
         raise UsageError(f"graph unavailable: {session.title} has no case{f' for model {model}' if model else ''}")
     if session.kind == "suite":
         return _read_suite(database, session, str(row["model"]), roots)
-    if session.kind in ("run", "bench"):
+    if session.kind in ("run", "bench", "eval"):
         return _read_run(session, str(row["model"]), roots)
     raise UsageError(
         f"graph unavailable for a {session.kind}", hint="graphs are available for runs, suites and bisections"

@@ -15,7 +15,7 @@ from hil.controller.web.readers.analyses import read_bisect, read_study
 from hil.controller.web.readers.fields import read_document
 from hil.controller.web.readers.gates import read_gate
 from hil.controller.web.readers.matrices import read_matrix
-from hil.controller.web.readers.runs import read_bench, read_run
+from hil.controller.web.readers.runs import read_bench, read_evaluation, read_run
 from hil.controller.web.readers.suites import read_lines, read_suite
 from hil.controller.web.readers.traces import is_trace, read_trace
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, text
@@ -23,9 +23,10 @@ from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import FILE as TRACE
 
-__all__ = ["BENCH", "BISECT", "GATE", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
+__all__ = ["BENCH", "BISECT", "EVALUATION", "GATE", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
 
 BENCH, BISECT, GATE, STUDY = "bench.json", "bisect.json", "gate.json", "study.json"
+EVALUATION = "eval.json"
 # A directory with one of these files is a session. The first match determines the kind.
 RECORDS = {
     MATRIX: "matrix",
@@ -34,6 +35,7 @@ RECORDS = {
     BISECT: "bisect",
     STUDY: "study",
     GATE: "gate",
+    EVALUATION: "eval",
     RECORD: "run",
     TRACE: "trace",
 }
@@ -69,7 +71,7 @@ def _read_record(
         return read_suite(session_id, document), []
     if kind == "bisect":
         return read_bisect(session_id, document)
-    readers = {"bench": read_bench, "study": read_study, "trace": read_trace, "run": read_run}
+    readers = {"bench": read_bench, "eval": read_evaluation, "study": read_study, "trace": read_trace, "run": read_run}
     return readers[kind](session_id, folder, document)
 
 

@@ -49,6 +49,16 @@ def read_bench(session_id: str, folder: Path, document: Mapping[str, Any]) -> Fo
     return _make_session(session_id, "bench", folder, merged, cases, mappings(run.get("cases"))), cases
 
 
+def read_evaluation(session_id: str, folder: Path, document: Mapping[str, Any]) -> Found:
+    """Read an evaluation. Its only case has the outcome of the evaluation."""
+    try:
+        run = read_document(folder / RECORD)
+    except (OSError, ValueError):
+        run = {}
+    merged, cases = {**run, **document}, _read_run_cases(run)
+    return _make_session(session_id, "eval", folder, merged, cases, mappings(run.get("cases"))), cases
+
+
 def named_sides(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return a bench's sides with unique case names.
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hil.controller.records.base import make_record
+from hil.controller.records.evaluation import EvaluationRecord
 from hil.controller.storage.runs import MATRIX, RECORD
 from hil.controller.web.files.kept import KeptFile, logs_below, own_files
 from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs
-from hil.controller.web.readers import BENCH, BISECT, GATE, STUDY, TRACE
+from hil.controller.web.readers import BENCH, BISECT, EVALUATION, GATE, STUDY, TRACE
 from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
 from hil.controller.web.readers.gates import parse_gate
 from hil.controller.web.readers.matrices import targets_of
@@ -22,12 +24,14 @@ from hil.controller.web.tables import (
     SessionTable,
     bench_table,
     bisect_table,
+    evaluation_table,
     gate_table,
     matrix_table,
     study_table,
 )
 from hil.controller.web.text.entries import text
 from hil.controller.web.text.names import command_text
+from hil.controller.workloads.evaluation.score_texts import list_scores
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
 
@@ -37,6 +41,7 @@ _RECORDS = {
     "suite": HEAD,
     "run": RECORD,
     "bench": BENCH,
+    "eval": EVALUATION,
     "bisect": BISECT,
     "study": STUDY,
     "gate": GATE,
@@ -102,7 +107,7 @@ def _make_table(
         return matrix_table(database, document, children, most)
     if session.kind == "gate":
         return _make_gate_table(database, document, most)
-    tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table}
+    tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table, "eval": evaluation_table}
     return tables[session.kind](document, most) if document and session.kind in tables else None
 
 
@@ -187,6 +192,8 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
     if session.kind == "matrix":
         errors = ((one.get("name"), mapping(one.get("error"))) for one in mappings(document.get("targets")))
         notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]
+    if session.kind == "eval":
+        notes += _describe_scores(document)
     if session.kind == "bench" and (compared := mapping(document.get("comparison"))):
         notes.append(comparison_text(compared))
     if session.kind == "bench":
@@ -198,6 +205,13 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
         told = (text(found.get(name)) for name in ("name", "outcome", "reason"))
         notes.append(": ".join(filter(None, told)))
     return [note for note in notes if note]
+
+
+def _describe_scores(document: Mapping[str, Any]) -> list[str]:
+    try:
+        return list_scores(make_record(document, EvaluationRecord))
+    except UsageError:
+        return []
 
 
 def comparison_text(compared: Mapping[str, Any]) -> str:

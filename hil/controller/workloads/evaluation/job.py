@@ -36,6 +36,7 @@ from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, safe_name
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
+from hil.controller.workloads.evaluation.score_texts import describe_scores
 from hil.controller.workloads.evaluation.scores import (
     align_names,
     allow_drop,
@@ -43,7 +44,6 @@ from hil.controller.workloads.evaluation.scores import (
     decide_early,
     judge_scores,
 )
-from hil.controller.workloads.evaluation.show import describe_scores
 from hil.controller.workloads.evaluation.stored import (
     open_samples,
     read_evaluation,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.records.print_case import COLOURS
-from hil.controller.records.evaluation import EvaluationRecord, EvaluationScores
+from hil.controller.records.evaluation import EvaluationRecord
 from hil.controller.storage.screen.texts import aligned, format_score, line
+from hil.controller.workloads.evaluation.score_texts import describe_difference
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,12 +31,6 @@ def print_evaluation(console: Console, record: EvaluationRecord) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def describe_scores(scores: EvaluationScores, *, is_share: bool) -> str:
-    """Return both scores in one line."""
-    board, reference = (format_score(value, is_share) for value in (scores.board, scores.reference))
-    return f"{board} on the board, {reference} on the reference"
-
-
 def _list_lines(record: EvaluationRecord) -> Iterator[str]:
     scores, share = record.scores, record.is_share
     total = record.identity.samples
@@ -46,7 +41,7 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
         yield f"  metric       {record.settings.metric}{better}"
         yield f"  board        {format_score(scores.board, share)}"
         yield f"  reference    {format_score(scores.reference, share)}  {record.reference}".rstrip()
-        yield f"  difference   {_describe_difference(scores, share)}"
+        yield f"  difference   {describe_difference(scores, share)}"
         if record.allowed_drop is not None:
             yield f"  allowed drop {format_score(record.allowed_drop, share)}"
         yield f"  answers      {scores.differing} of {record.evaluated} differ from the reference"
@@ -64,16 +59,6 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
         yield from (f"  {text}".rstrip() for text in aligned(rows, left=1))
     if record.folder:
         yield f"stored in {record.folder}"
-
-
-def _describe_difference(scores: EvaluationScores, share: bool) -> str:
-    parts = [format_score(scores.difference, share, "+")]
-    if (found := scores.interval) is not None:
-        ends = f"{format_score(found.low, share, '+')} to {format_score(found.high, share, '+')}"
-        parts.append(f"{100 * found.level:g} % interval {ends} ({found.method})")
-    if scores.p_value is not None:
-        parts.append(f"McNemar p = {scores.p_value:.3g}")
-    return ", ".join(parts)
 
 
 def _shorten(answer: Any) -> str:
