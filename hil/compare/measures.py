@@ -291,8 +291,9 @@ MEASURES = (
     Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _mismatch_share, False, 0.0, 1.0),
     Measure(
         "top",
-        "share of rows in which the reference's largest value is among the K largest on the board; ties only on the "
-        "board count as misses",
+        "share of rows in which the reference's largest value is among the K largest on the board. If a wrong value on "
+        "the board equals the right one, the wrong value ranks first. If several values share the reference's maximum, "
+        "each of them is right",
         _top,
         True,
         1.0,
@@ -344,9 +345,9 @@ MEASURES = (
     ),
     Measure(
         "set",
-        "share of rows that match a row of the reference in any order, within the tolerance. With `iou`, "
-        "four columns from `at` are a box (`xyxy` or `cxcywh`) with at least this overlap. Without a bound, every row "
-        "must match",
+        "share of rows that match a row of the reference in any order, within the tolerance. With `iou`, the four "
+        "columns that start at column `at` are a box (`xyxy` or `cxcywh`), and the boxes must overlap by at least "
+        "`iou`. Without a bound, every row must match",
         _set,
         True,
         1.0,

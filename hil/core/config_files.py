@@ -87,7 +87,7 @@ def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "")
     raise UsageError(
         f"{path} {why}, but uses settings that need trust: {', '.join(asks)}",
         hint=f"review the file, then run: hil board trust {path.parent}"
-        + (f"; or name the file: {instead}" if instead else ""),
+        + (f"; or pass the file by its path: {instead}" if instead else ""),
     )
 
 

@@ -117,7 +117,10 @@ def merge_known(first: Repetition | None, second: Repetition | None) -> Repetiti
 
 
 def differing_outputs(answers: Sequence[Answer]) -> list[str]:
-    """Return the names of outputs that differ between answers with known outputs."""
+    """Return the names of outputs whose values differ between answers.
+
+    Answers without stored outputs (``outputs`` is None) are ignored.
+    """
     first, *others = [answer.outputs for answer in answers if answer.outputs is not None] or [{}]
     names = dict.fromkeys(name for outputs in (first, *others) for name in outputs)
     return [name for name in names if len({_digest_of(outputs.get(name)) for outputs in (first, *others)}) > 1]

@@ -135,7 +135,7 @@ NOISE_DTYPE = "float8_e8m0fnu"
 class Relation(str, Enum):
     """Relation of a reference to the judged program: the components that both share.
 
-    The relation with the strongest evidence is first.
+    The members are ordered by evidence, the strongest first.
     """
 
     INDEPENDENT = "independent"  # shares at most the model reader

@@ -65,7 +65,7 @@ def parse(words: str) -> Netem:
         raise UsageError(
             f"invalid network quality {words!r}",
             hint='expected parts of "delay 20ms 5ms loss 1% rate 10mbit" in this order; '
-            "the jitter must not exceed the delay, nor the loss 100%",
+            "the jitter must be at most the delay, and the loss at most 100%",
         )
     return netem
 

@@ -136,7 +136,7 @@ class JobResultRow(Record, kw_only=True):
 
 
 class SuitePart(Record, kw_only=True):
-    """Record of a suite job: the fields that merging the parts of a suite needs."""
+    """Record of a suite job, with only the fields that are necessary to merge the parts of a suite."""
 
     folder: Annotated[str, note("directory of the run on the host")] = ""
     started: float | None = None

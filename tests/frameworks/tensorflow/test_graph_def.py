@@ -120,7 +120,7 @@ def test_variables_start_from_checkpoint_initializer_or_seed(graphs, tmp_path):
         ("pair.pb", "sum:1", UsageError, "output 1 of operation 'sum' not found"),
         ("pair.pb", "pear.config.pbtxt", UsageError, "config 'pear.config.pbtxt' not found in the directory"),
         ("broken.pbtxt", "", ImportFailed, "broken.pbtxt is not a GraphDef"),
-        ("empty.pbtxt", "", ImportFailed, "empty.pbtxt is not a GraphDef: missing node"),
+        ("empty.pbtxt", "", ImportFailed, "empty.pbtxt is not a GraphDef: it contains no nodes"),
         ("feed.pb", "", ImportFailed, "invalid config feed.config.pbtxt: expected at least one fetch"),
         ("away.pb", "", UsageError, "away.config.pbtxt: operation 'gone' not found in the graph"),
         ("reference.pb", "", ImportFailed, "unsupported reference variable 'v'"),

@@ -1,4 +1,7 @@
-"""Split a model into files: the layers or a cut, and layers.json about them. Run this in isolated processes only."""
+"""Write the layers of a model, or one part of it, to ONNX files, and describe these files in layers.json.
+
+Run this in isolated processes only.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Sites:
         return found, [f"{len(keys)} dispatches, such as {min(keys)}, {why}" for why, keys in doubts.items() if keys]
 
     def _match_regions(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[DispatchSite, ...]]:
-        """Return the sites for ``count`` submissions with the same dispatches."""
+        """Return the sites of ``count`` submissions, all of which consist of the dispatches ``keys``."""
         regions = [region for region in self.regions if region.keys == keys]
         if not regions:
             return [tuple(self._find_by_name(key, doubts) for key in keys)] * count

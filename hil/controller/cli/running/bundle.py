@@ -71,7 +71,9 @@ def bundle() -> None:
 )
 @run_option("inputs")
 @run_option("expected", help="Expected output of --input.")
-@run_option("generate", type=FILE, help="TOML file with prompts for a decoder: also create a case for each call.")
+@run_option(
+    "generate", type=FILE, help="TOML file with prompts for a decoder. Adds a case for each call to the other cases."
+)
 @click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Number of random cases per method.")
 @run_options("seed", "input_range")
 @run_option("references", help="Reference that computes the expected outputs (default: by format).")

@@ -103,7 +103,7 @@ class DataStream:
             connection.within(None)
         except frames.ConnectionBroken as error:
             if isinstance(error.__cause__, TimeoutError):
-                raise CallFailed("DEADLINE_EXCEEDED", "timed out accepting the call") from error
+                raise CallFailed("DEADLINE_EXCEEDED", "the agent did not accept the call in time") from error
             raise NoDataConnection(str(error)) from error
         if begun != (frames.READY, 0):
             raise NoDataConnection("the server does not use hil's protocol")

@@ -131,7 +131,8 @@ class StreamReader:
     a call begins. ``next`` on such a stream never returns, even if the call is cancelled.
 
     Args:
-        call: The gRPC call: an iterator, which is also the error that the iterator raises on failure.
+        call: The gRPC call object. It is an iterator. If the call fails, the iterator raises this same object as the
+            exception.
     """
 
     def __init__(self, call: Any) -> None:

@@ -74,7 +74,7 @@ class WheelRequirement:
 
     @property
     def loose(self) -> str:
-        """Requirement of any allowed version."""
+        """Requirement that accepts any allowed version, or only this machine's version if the package is pinned."""
         return f"{self.name}=={self.here}" if self.pinned and self.here else f"{self.name}{self.range}"
 
 
@@ -255,7 +255,8 @@ def _requirements() -> dict[str, dict[str, str]]:
         lines = requires("hil") or []
     except PackageNotFoundError as error:
         raise UsageError(
-            "hil is not installed on this machine, so the agent cannot be deployed", hint="pip install hil"
+            "hil is not installed as a Python package on this machine, so it cannot deploy the agent",
+            hint="pip install hil",
         ) from error
     found: dict[str, dict[str, str]] = {"": {}, "agent": {}, "sim": {}}
     for line in lines:

@@ -178,7 +178,7 @@ def open_graph(file: Path, function: str) -> TfGraph:
     definition = tf.compat.v1.GraphDef()
     _parse_message(file, definition, "GraphDef", ("node",))
     if not definition.node:
-        raise ImportFailed(f"{file.name} is not a GraphDef: missing node")
+        raise ImportFailed(f"{file.name} is not a GraphDef: it contains no nodes")
     own = own_config(file)
     configs = sorted(path.name for path in file.parent.iterdir() if is_config(path))
     entries = (MAIN, *configs)

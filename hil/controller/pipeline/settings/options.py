@@ -469,7 +469,10 @@ def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
 
 
 def check_counts(settings: CaseSettings) -> None:
-    """Check the counts in settings from the library. Raises UsageError if a count is out of range."""
+    """Check that the numbers in the settings are in their ranges. Raises UsageError otherwise.
+
+    The command line checks its options itself. Settings from the library need this check.
+    """
     for name, spec in specs_of(type(settings)).items():
         if spec.bounds is not None:
             checked(flag_of(name, spec), getattr(settings, name), spec.kind)

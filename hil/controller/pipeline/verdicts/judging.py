@@ -187,7 +187,8 @@ def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]
 def _pick_verdict(case: Case) -> Verdict:
     """Return the verdict that decides a judged case's outcome, with the case's outcome and reason.
 
-    REFERENCE_ERROR is not a statement about the outputs, so the verdict does not have this outcome.
+    If the case has no outcome, or its outcome is REFERENCE_ERROR, the verdict is returned unchanged, because this
+    outcome says nothing about the outputs.
     """
     strongest = [one for one in case.verdicts if one.relation is not Relation.SELF_CHECK] or case.verdicts
     verdict = next((one for one in strongest if not one), strongest[0])

@@ -274,9 +274,9 @@ def _draw_record(
     own = (name for name in values if name not in outputs)
     names = list(dict.fromkeys([*(name for layer in layers for name in layer.nodes), *own]))
     if not names:
+        reasons = "; ".join([*notes, "the record contains neither layers nor a readable profile"])
         raise UsageError(
-            f"nodes unknown for {record.model or record.session.title}: {'; '.join(notes)};"
-            " layers and profile not found",
+            f"cannot draw the nodes of {record.model or record.session.title}: {reasons}",
             hint="hil bisect, hil suite run (layers) and hil run --profile record nodes",
         )
     ops = {layer.nodes[0]: layer.op for layer in layers if len(layer.nodes) == 1}

@@ -141,7 +141,11 @@ class PublishedStore:
                 if digest_file(partial, algorithm_of(digest)) != digest:
                     partial.unlink()
                     self._count_used(-charge(size))
-                    raise Refused(422, "digest mismatch", hint="publish after all writes to the file are complete")
+                    raise Refused(
+                        422,
+                        "digest mismatch",
+                        hint="if a program is still writing to the file, wait until it has finished, then retry",
+                    )
                 partial.replace(blob)
                 blob.chmod(0o444)
             return have

@@ -143,7 +143,10 @@ class Replay:
             known |= other.state
             expected = arrays_in(other.outputs)
             if other.method != call.method or expected.keys() != arrays_in(call.outputs).keys():
-                raise UsageError(f"call {number} ({call.method}): method or outputs differ on {self.wanted.backend}")
+                raise UsageError(
+                    f"call {number} ({call.method}): the trace on {self.wanted.backend} has a different method or"
+                    " different output names"
+                )
             if lacking := [name for name in call.program.assigned if name not in known]:
                 raise UsageError(f"call {number}: {self.wanted.backend} has no new value of variable {lacking[0]}")
             expected |= {new_value(name): known[name] for name in call.program.assigned}

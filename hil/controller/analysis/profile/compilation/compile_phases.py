@@ -1,8 +1,8 @@
 """Run IREE's compiler phase by phase through its library, with a report on the passes of every phase.
 
 This is a separate program (``python -m hil...compilation.compile_phases SOURCE OUT REPORTS FLAG...``), because the
-library accepts flags only once per process. The module stays in memory between phases, as in iree-compile. Every phase
-prints a JSON line: the name, and the start and end on this machine's monotonic clock. The report on the passes is
+library accepts flags only once per process. The MLIR module stays in memory between phases, as in iree-compile. Every
+phase prints a JSON line: the name, and the start and end on this machine's monotonic clock. The report on the passes is
 written to ``REPORTS/<phase>``. The exit code is 1 if a phase fails; the report then contains the message.
 """
 

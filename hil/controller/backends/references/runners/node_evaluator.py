@@ -210,7 +210,9 @@ class NodeEvaluator:
 
     def _run_scan(self, node: Any, env: Env, rounding: Exact) -> list[Array]:
         if any(attribute.name.endswith(("axes", "directions")) for attribute in node.attribute):
-            raise ReferenceFailed("unsupported Scan with axes or directions: hil cannot round values in the subgraph")
+            raise ReferenceFailed(
+                f"Scan {node.name!r} has axes or directions: hil's node evaluator does not support these attributes"
+            )
         body, count = _attribute(node, "body").g, _attribute(node, "num_scan_inputs").i
         given = [rounding.operand(env[name], node, place) for place, name in enumerate(node.input)]
         state, sequences = given[: len(given) - count], given[len(given) - count :]
