@@ -173,7 +173,7 @@ def nonsense(why: str) -> RunCrashed:
 
 def _error(reported: Any, op: str) -> HilError:
     if not isinstance(reported, list) or len(reported) != 5 or not all(isinstance(part, str) for part in reported):
-        raise ipc.Garbled("an error must be five strings")
+        raise ipc.Garbled("an error must consist of five strings")
     # Replace characters that UTF-8 cannot encode, such as file names in other encodings.
     kind, message, hint, detail, code = (part.encode(errors="replace").decode() for part in reported)
     otherwise = LoadFailed if op in ("prepare", "open", "load") else RunFailed
@@ -189,10 +189,10 @@ def _signature(found: dict[str, Any]) -> ProgramSignature:
 
 def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
     if len(numbers) != _NUMBERS + 2 * iterations:
-        raise ipc.Garbled("number of timestamps and iterations differ")
+        raise ipc.Garbled("the numbers of timestamps and iterations differ")
     warmup_ns, cpu_ns, peak = numbers[:_NUMBERS]
     if cpu_ns < 0 or peak < 0:
-        raise ipc.Garbled("negative number")
+        raise ipc.Garbled("a number is negative")
     middle = _NUMBERS + iterations
     starts, ends = numbers[_NUMBERS:middle], numbers[middle:]
     stamps = itertools.chain.from_iterable(zip(starts, ends, strict=True))
@@ -205,11 +205,11 @@ def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
 
 def _calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
     if len(numbers) % _CALL_NUMBERS:
-        raise ipc.Garbled("incomplete call of a program with steps")
+        raise ipc.Garbled("the result of a program with steps is incomplete")
     calls = tuple(StepCall(*numbers[at : at + _CALL_NUMBERS]) for at in range(0, len(numbers), _CALL_NUMBERS))
     for call in calls:
         if not 0 <= call.tokens < 1 << 32:
-            raise ipc.Garbled("number of tokens out of range")
+            raise ipc.Garbled("the number of tokens is out of range")
         if call.end_ns < call.start_ns:
             raise ClockStepped(call.start_ns - call.end_ns)
     return calls
@@ -238,7 +238,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     kept = 0
     for one in listed:
         if not isinstance(one, list) or len(one) != 3:
-            raise ipc.Garbled("expected two numbers and the outputs")
+            raise ipc.Garbled("expected two numbers, then the outputs")
         runs, first, outputs = one
         for number in (runs, first):
             _check(number, int)
@@ -249,9 +249,9 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     for number in differing:
         _check(number, int)
     if max([others, *differing, *(number for one in answers for number in (one.runs, one.first))], default=0) >> 32:
-        raise ipc.Garbled("run count out of range")
+        raise ipc.Garbled("the number of runs is out of range")
     if kept > MAX_KEPT or len(answers) > MAX_ANSWERS:
-        raise ipc.Garbled("more results than a worker stores")
+        raise ipc.Garbled("there are more results than a worker can store")
     return Repeated(tuple(answers), sampled, others, tuple(differing))
 
 
@@ -261,14 +261,14 @@ def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
         # The controller creates files with these names, so a name must not be a path.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
         if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
-            raise ipc.Garbled("a profile must be files with plain names")
+            raise ipc.Garbled("a profile must consist of files with plain names")
     return files
 
 
 def _spec(found: Any) -> TensorSpec:
     name, dtype, shape = _take(found, name=str, dtype=str, shape=list)
     if dtype and dtype not in DTYPES:
-        raise ipc.Garbled("tensor of unknown dtype")
+        raise ipc.Garbled("a tensor has an unknown dtype")
     for dim in _checked_rank(shape):
         if dim is not None:
             _check(dim, str if isinstance(dim, str) else int)
@@ -281,11 +281,11 @@ def _output(found: Any, begin: int) -> Output:
     for dim in _checked_rank(shape):
         _check(dim, int)
     if dtype not in DTYPES:
-        raise ipc.Garbled("output of unknown dtype")
+        raise ipc.Garbled("an output has an unknown dtype")
     if dtype != "string" and nbytes_of(dtype, shape) != size:
-        raise ipc.Garbled("size of an output does not match the dtype and shape")
+        raise ipc.Garbled("the size of an output does not match its dtype and shape")
     if math.prod(dim or 1 for dim in shape) >= _INT64 >> 4:
-        raise ipc.Garbled("output of invalid shape")
+        raise ipc.Garbled("an output has an invalid shape")
     # Overlapping outputs would let a program make the agent send the same bytes a thousand times.
     if at < begin:
         raise ipc.Garbled("outputs overlap")
@@ -297,7 +297,7 @@ def _part(found: Any) -> Part:
     for name in names:
         _check(name, str)
     if len(names) > MOST_NAMES or nodes >= 1 << 32:
-        raise ipc.Garbled("node count out of range")
+        raise ipc.Garbled("the number of nodes is out of range")
     return Part(device, nodes, tuple(names), elsewhere)
 
 
@@ -310,7 +310,7 @@ def _checked_rank(shape: list[Any]) -> list[Any]:
 def _take(found: Any, **kinds: type) -> list[Any]:
     """Return the fields of an object after checking their types."""
     if not isinstance(found, dict):
-        raise ipc.Garbled("missing object")
+        raise ipc.Garbled("an object is missing")
     for name, kind in kinds.items():
         _check(found.get(name), kind)
     return [found[name] for name in kinds]
@@ -319,11 +319,11 @@ def _take(found: Any, **kinds: type) -> list[Any]:
 def _check(value: Any, kind: type) -> None:
     """Reject wrong types, numbers out of range, and text that UTF-8 cannot encode."""
     if type(value) is not kind:
-        raise ipc.Garbled(f"missing value, or not of type {kind.__name__}")
+        raise ipc.Garbled(f"a value is missing, or is not of type {kind.__name__}")
     if isinstance(value, int) and not 0 <= value < _INT64:
-        raise ipc.Garbled("number out of range")
+        raise ipc.Garbled("a number is out of range")
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ipc.Garbled("text is not valid Unicode") from error
+            raise ipc.Garbled("a text is not valid Unicode") from error

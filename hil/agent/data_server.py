@@ -147,7 +147,7 @@ def _read_requests(frames: Frames, method: RpcMethod) -> Iterator[Any]:
         kind, size = begun
         if kind == DATA:
             if not takes_data:
-                raise UsageError(f"{method.name} does not accept data")
+                raise UsageError(f"the method {method.name} does not accept data")
             if size > wire.CHUNK:
                 raise UsageError(f"data chunk of {size} bytes, maximum {wire.CHUNK}")
             room = room if room.nbytes else memoryview(bytearray(wire.CHUNK))

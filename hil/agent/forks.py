@@ -353,7 +353,7 @@ class ForkServer:
                 with self._lock:
                     if isinstance(pid, str) or ended is None:
                         if news.pids:
-                            raise ipc.Garbled("response about unknown workers")
+                            raise ipc.Garbled("the response refers to unknown workers")
                         news.pids.append(pid)
                         self._forked.notify_all()
                     elif (on_exit := news.watching.pop(pid, None)) is None and pid in news.pids:

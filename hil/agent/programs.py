@@ -126,7 +126,7 @@ class Programs:
         with self._lock:
             self._sessions.require(session)
             if len(self._loaded) + len(self._loading) >= MAX_PROGRAMS:
-                raise LoadFailed(f"{MAX_PROGRAMS} programs are already loaded", hint="unload some first")
+                raise LoadFailed(f"{MAX_PROGRAMS} programs are already loaded", hint="unload some programs first")
             self._loading.add(loading)
         try:
             with self._sessions.journal.during("load", fence=session.fence) as noted:
@@ -233,7 +233,7 @@ class Programs:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
         # Check before waiting: a parsed input takes up to a hundred times the size in the message.
         if len(start.inputs) > MAX_INPUTS or any(len(tensor.shape) > _MAX_DIMS for tensor in start.inputs):
-            raise UsageError(f"a call has at most {MAX_INPUTS} inputs of at most {_MAX_DIMS} dimensions")
+            raise UsageError(f"a call can have at most {MAX_INPUTS} inputs, with at most {_MAX_DIMS} dimensions each")
         while not loaded.lock.acquire(timeout=_LOOK_S):
             if not is_wanted():
                 raise SessionEnded("the call was cancelled while waiting for the program")
@@ -262,7 +262,7 @@ class Programs:
                 if size + others > self._limit:
                     beside = f" in addition to {others} bytes of other programs' inputs" if others else ""
                     raise RunFailed(
-                        f"the inputs take {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
+                        f"the inputs need {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
                     )
                 loaded.inputs_bytes = size
 

@@ -329,7 +329,7 @@ class SessionService:
     def _opened(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
         """Open a session. While the device is in use, tell the client who uses it. Return the session."""
         if not wanted.wait_s >= 0:
-            raise UsageError(f"invalid wait of {wanted.wait_s:g} s for a board")
+            raise UsageError(f"invalid waiting time for a board: {wanted.wait_s:g} s")
         deadline = time.monotonic() + wanted.wait_s
         owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
 
@@ -387,7 +387,7 @@ class BlobService:
         """Return the digests of missing blobs, with the number of bytes that were already uploaded."""
         self._sessions.of_call(context)
         if len(request.digests) > MAX_DIGESTS:
-            raise UsageError(f"request for {len(request.digests)} digests, maximum {MAX_DIGESTS}")
+            raise UsageError(f"the request contains {len(request.digests)} digests, maximum {MAX_DIGESTS}")
         self._store.hold(request.digests)
         absent = [wanted for wanted in dict.fromkeys(request.digests) if not self._store.has(wanted)]
         missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
@@ -451,13 +451,13 @@ class ProgramService:
                 while incoming.wants_data:
                     data = next(requests, None)
                     if not isinstance(data, memoryview):
-                        raise UsageError("missing streamed input data")
+                        raise UsageError("the streamed data of an input is missing")
                     self._sessions.heard(session)
                     incoming.add(data)
                 if incoming.streamed:
                     check = next(requests, None)
                     if not isinstance(check, pb.InvokeRequest) or check.WhichOneof("kind") != "digests":
-                        raise UsageError("missing digests of the streamed inputs")
+                        raise UsageError("the digests of the streamed inputs are missing")
                     incoming.verify(list(check.digests.digests))
                 reply, streams, ended = self._programs.invoke(loaded, incoming, message.start)
                 try:

@@ -421,7 +421,7 @@ class Supervisor:
         if package := lacking(runtime):
             raise LoadFailed(
                 f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",
-                hint=f"installed: {', '.join(self._installed())}; install it over SSH with "
+                hint=f"installed runtimes: {', '.join(self._installed())}; install {runtime} over SSH with "
                 f"`hil board deploy --runtime {runtime}`; a simulated board uses the packages of hil's environment",
             )
         with self._lock:
@@ -446,7 +446,7 @@ class Supervisor:
             return None
         return BoardUnfit(
             f"the runtime {runtime!r} cannot find device {device!r} on this board",
-            hint=f"found: {', '.join(devices)}; check that the device's driver is loaded, "
+            hint=f"devices found: {', '.join(devices)}; check that the device's driver is loaded, "
             "or use a different device in the board's config",
         )
 

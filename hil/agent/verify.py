@@ -215,9 +215,11 @@ def _parser() -> argparse.ArgumentParser:
         "5 no cases to run, 70 internal error in hil.",
     )
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="a .hilb file")
-    options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeatable")
     options.add_argument(
-        "--case", action="append", default=[], metavar="C", help="only this case (name or number); repeatable"
+        "--method", action="append", default=[], metavar="M", help="run only this entry point; repeatable"
+    )
+    options.add_argument(
+        "--case", action="append", default=[], metavar="C", help="run only this case (name or number); repeatable"
     )
     options.add_argument(
         "--trusted-keys", type=Path, metavar="FILE", help="reject bundles not signed with any of these keys"

@@ -69,16 +69,18 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"{where}: tolerance must be a number: {error}", hint="set rtol and atol to floats") from error
+        raise UsageError(
+            f"{where}: the tolerance must be a number: {error}", hint="set rtol and atol to floats"
+        ) from error
     for output, noise in case.noise.items():
         if output not in expected:
-            raise UsageError(f"{where}: noise for unknown output {output!r}")
+            raise UsageError(f"{where}: the noise is for the unknown output {output!r}")
         if dtype_name(noise.dtype) != NOISE_DTYPE or noise.shape != expected[output].shape:
-            raise UsageError(f"{where}: noise of {output!r} must have dtype {NOISE_DTYPE} and the output's shape")
+            raise UsageError(f"{where}: the noise of {output!r} must have dtype {NOISE_DTYPE} and the output's shape")
         if noise.size and np.isnan(noise).any():
-            raise UsageError(f"{where}: noise of {output!r} contains NaN")
+            raise UsageError(f"{where}: the noise of {output!r} contains NaN")
     if unknown := [output for output in case.control if output not in expected]:
-        raise UsageError(f"{where}: control for unknown output {unknown[0]!r}")
+        raise UsageError(f"{where}: the control is for the unknown output {unknown[0]!r}")
     for output, control in case.control.items():
         if misfit := find_misfit(control, expected[output]):
             raise UsageError(f"{where}: invalid control of output {output!r}: {misfit}", hint="create a new bundle")
@@ -127,7 +129,9 @@ def _tensors(
             if isinstance(dim, str):
                 known, place = sizes.setdefault(dim, (size, f"{kind} {spec.name!r}"))
                 if known != size:
-                    raise UsageError(f"{what} has size {size} in dimension {dim!r}, but {place} has size {known}")
+                    raise UsageError(
+                        f"{what} has size {size} in dimension {dim!r}, but {place} has size {known} in this dimension"
+                    )
     return tensors
 
 

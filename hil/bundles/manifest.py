@@ -405,8 +405,8 @@ def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
     noise = value["noise"]
     if isinstance(noise, dict):
         raise UsageError(
-            f"case {str(value.get('name'))[:80]!r} has noise measured by an earlier version of hil: "
-            "this noise hides wrong outputs",
+            f"case {str(value.get('name'))[:80]!r}: an earlier version of hil measured the noise; "
+            "this noise can hide wrong outputs",
             hint="create a new bundle",
         )
     if not isinstance(noise, list) or not noise:

@@ -344,7 +344,8 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     """
     if not verdicts or len(between) != len(verdicts) - 1:
         raise ValueError(
-            f"{len(verdicts)} verdicts need {max(len(verdicts) - 1, 0)} between references, got {len(between)}"
+            f"{len(verdicts)} verdicts need {max(len(verdicts) - 1, 0)} comparisons between references, "
+            f"got {len(between)}"
         )
     agreeing = [verdict for verdict in verdicts if verdict]
     failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]

@@ -328,7 +328,8 @@ def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
             )
     if runtime.program and runtime.file:
         raise UsageError(
-            f"{where} sets both program, a path on the board, and file, to upload", hint="remove program or file"
+            f"{where} sets both program (a path on the board) and file (a file that hil uploads)",
+            hint="remove program or file",
         )
     if "/" in runtime.program and not runtime.program.startswith("/"):
         raise UsageError(f"{where} program {runtime.program!r} must be a name or an absolute path on the board")

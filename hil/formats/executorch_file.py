@@ -298,7 +298,7 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
         )
         raise Damaged(
             f"the program needs a {TENSORS_SUFFIX} file with {len(wanted)} tensors, such as {sorted(wanted)[0]}, but "
-            f"{which}; put the right file next to the program as {own.name}"
+            f"{which}; store the right file next to the program, with the name {own.name}"
         )
     return found[0]
 

@@ -99,7 +99,7 @@ def check_tls_files(
         )
     if bool(cert) != bool(key):
         given, lacking = ("certificate", "key") if cert else ("key", "certificate")
-        raise UsageError(f"TLS {given} without a {lacking}", hint="pass both")
+        raise UsageError(f"got a TLS {given} without a {lacking}", hint="pass both")
     if ca_needs_cert and ca and not cert:
         raise UsageError("a TLS client CA needs a server certificate and key")
     if not ca_needs_cert and cert and not ca:

@@ -366,7 +366,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
         there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "use output=N with one of: ")
         raise UsageError(
             f"fault corrupt: output {which} not found in the program",
-            hint=f"{there}{there and '; or '}others=spare to ignore programs without this output",
+            hint=f"{there}{there and '; or '}add others=spare to ignore programs without this output",
         )
     if outputs[position].dtype == "string":
         raise UsageError(

@@ -526,7 +526,7 @@ def test_agent_rejects_announced_sizes_before_allocation(board, add_programs):
         for size in (2**63, most + 1):
             with pytest.raises(grpc.RpcError) as refused:
                 next(announce(programs[0], size))
-            assert grpc_calls.typed_error(refused.value).message.startswith("the inputs take")
+            assert grpc_calls.typed_error(refused.value).message.startswith("the inputs need")
         kept = announce(programs[0], most * 2 // 3)
         time.sleep(1)
         with pytest.raises(grpc.RpcError) as refused:

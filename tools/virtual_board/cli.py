@@ -38,7 +38,7 @@ def cli() -> None:
 def _board(name: str) -> VirtualBoard:
     """Return the board of that name, running or not."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"invalid board name {name!r}", hint="use up to 32 of a-z, 0-9 and -")
+        raise UsageError(f"invalid board name {name!r}", hint="use at most 32 of the characters a-z, 0-9 and -")
     return VirtualBoard(state_folder() / name)
 
 

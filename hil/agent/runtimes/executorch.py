@@ -247,14 +247,15 @@ def _check_needs(library: Any, main: str, method: ExecuTorchMethod) -> None:
     if lacking := [name for name in method.backends if not library._is_available(name)]:
         there = [name for name in library._get_registered_backend_names() if library._is_available(name)]
         raise PartMissing(
-            f"{main} delegates to {' and '.join(lacking)}, missing from this board's ExecuTorch",
+            f"{main} delegates to {' and '.join(lacking)}, which this board's ExecuTorch does not contain",
             code=ErrorCode.BACKEND_MISSING,
-            hint=f"available: {', '.join(there) or 'none'}; compile the model for them, or with --backend=portable",
+            hint=f"available backends: {', '.join(there) or 'none'}; compile the model for one of them, or with "
+            "--backend=portable",
         )
     known = set(library._get_operator_names())
     if lacking := [name for name in method.operators if name not in known]:
         raise PartMissing(
-            f"{main} calls {', '.join(lacking)}, missing from this board's ExecuTorch",
+            f"{main} calls {', '.join(lacking)}, which this board's ExecuTorch does not contain",
             hint="export the model with PyTorch's core operators only",
         )
 

@@ -296,7 +296,7 @@ class Board:
             except errors.PartMissing as error:
                 if error.code is errors.ErrorCode.BACKEND_MISSING and artifact.notes.get("needs"):
                     raise errors.NotRun(
-                        f"compiled, but not run: {error.message}",
+                        f"the program was compiled, but not run: {error.message}",
                         stage=error.stage,
                         hint="select a board with this backend: --board",
                     ) from error

@@ -69,7 +69,8 @@ def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
     pending = _PendingFile(board)
     if not pending.path:
         raise UsageError(
-            "cannot store the commands of [measure] after: unknown config directory", hint="set HOME or XDG_CONFIG_HOME"
+            "cannot store the commands in `after` of [measure]: the config directory is unknown",
+            hint="set HOME or XDG_CONFIG_HOME",
         )
     with pending.lock() as is_locked:
         if not is_locked:

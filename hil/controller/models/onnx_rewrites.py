@@ -146,7 +146,7 @@ def _rounding(node: Any, graph: Any) -> str:
     if (values <= 1).all():
         return "ceil"
     raise ValueError(
-        f"{node_label(node)} both enlarges and shrinks: Resize {_OLD_RESIZE} rounds these axes differently"
+        f"{node_label(node)} enlarges some axes and shrinks others, which Resize {_OLD_RESIZE} rounds differently"
     )
 
 

@@ -50,7 +50,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
             option.known and option.known in str(error) for option in OPTIONS
         ):
             raise
-        raise pytest.UsageError(f"{error}: hil uses this option if the ini setting {MODELS} is set") from error
+        raise pytest.UsageError(
+            f"{error}: hil adds this option too, because the ini setting {MODELS} is set"
+        ) from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

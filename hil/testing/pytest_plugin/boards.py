@@ -208,7 +208,7 @@ class BoardLender:
         lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
-                f"the leased board needs different compile flags than {self._config.name}, the board leased before",
+                f"the leased board needs different compile flags than the previous leased board, {self._config.name}",
                 board=config.name,
                 hint="use a narrower selector, so that the farm leases boards of the same kind",
             )

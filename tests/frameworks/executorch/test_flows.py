@@ -154,8 +154,8 @@ def test_quantization_explains_failure(context, nets, tmp_path: Path):
             return torch.sin(x)
 
     path = save_pt2(tmp_path / "plain.pt2", export(Plain(), [torch.zeros(4)]))
-    with pytest.raises(ImportFailed, match=r"no operators to quantise; operators: aten\.sin"):
+    with pytest.raises(ImportFailed, match=r"no operators to quantize; operators: aten\.sin"):
         apply_recipe(load_flow(STATIC), path, [], context, tmp_path / "log")
     once = apply_recipe(load_flow(STATIC), nets["mlp"], [], context, tmp_path / "log")
-    with pytest.raises(ImportFailed, match="the model is already quantised"):
+    with pytest.raises(ImportFailed, match="the model is already quantized"):
         apply_recipe(load_flow(STATIC), once, [], context, tmp_path / "log")

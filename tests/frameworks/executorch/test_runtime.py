@@ -105,13 +105,15 @@ def test_runtime_loads_program_from_bundle(folder: Path):
 def test_runtime_names_missing_backend_or_operator(folder: Path, linear: Path):
     elsewhere = folder / "elsewhere.pte"
     elsewhere.write_bytes(linear.read_bytes().replace(b"XnnpackBackend", b"NowhereBackend"))
-    with pytest.raises(LoadFailed, match="delegates to NowhereBackend, missing from this board's ExecuTorch") as error:
+    with pytest.raises(
+        LoadFailed, match="delegates to NowhereBackend, which this board's ExecuTorch does not contain"
+    ) as error:
         load(elsewhere)
     assert "XnnpackBackend" in error.value.hint
     portable = save_pte(folder / "portable.pte", export(Linear(), [torch.zeros(2, 4)]), portable=True)
     unknown = folder / "unknown.pte"
     unknown.write_bytes(portable.read_bytes().replace(b"aten::relu", b"aten::rely"))
-    with pytest.raises(LoadFailed, match=r"calls aten::rely\.out, missing from this board's ExecuTorch"):
+    with pytest.raises(LoadFailed, match=r"calls aten::rely\.out, which this board's ExecuTorch does not contain"):
         load(unknown)
 
 

@@ -85,7 +85,7 @@ class Both:
     def _is_rejected(self) -> bool:
         """Whether hil named a file, which it reads no further without `ssh`."""
         named = re.search(
-            r"(^|\s)/\S+, line \d+: |cannot read /|ssh refuses /|includes nested deeper than \d+ levels: /",
+            r"(^|\s)/\S+, line \d+: |cannot read /|ssh refuses /|Include settings are nested deeper than \d+ levels: /",
             self.hil.err,
         )
         return self.transport == PARAMIKO and self.hil.code == 2 and bool(named)

@@ -83,8 +83,8 @@ def test_read_reply_decodes_calls_of_decoder():
     [
         ((1,), "incomplete call"),
         ((1, 2), "incomplete call"),
-        ((-1, 2, 3), "number of tokens out of range"),
-        ((1 << 32, 2, 3), "number of tokens out of range"),
+        ((-1, 2, 3), "the number of tokens is out of range"),
+        ((1 << 32, 2, 3), "the number of tokens is out of range"),
         ((1, 2, 3) * (MAX_CALLS + 1), "invalid response"),
     ],
 )

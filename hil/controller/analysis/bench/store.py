@@ -114,11 +114,12 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     program = side.program
     if side.generation is not None:
         raise UsageError(
-            f"bench {run.id} measured prompts", hint="measure them again: hil bench MODEL MODEL_B --generate SPEC"
+            f"bench {run.id} measured prompts: hil cannot repeat it for a comparison",
+            hint="measure both models: hil bench MODEL MODEL_B --generate SPEC",
         )
     job = Job.of_record(run.record.request)
     if program is None or not case.inputs:
-        raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench with measurements")
+        raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench that measured a program")
     place = Path(program.folder)
     artifact = restore_artifact(program, {name: run.own(str(place / name)) for name in program.digests})
     missing = [str(path) for path in artifact.files.values() if not path.is_file()]

@@ -42,7 +42,7 @@ class MeanAveragePrecision(Metric):
         if missing := [name for name in ("boxes", "scores", names) if name not in outputs]:
             raise UsageError(
                 f"map needs the outputs boxes, scores and classes: missing {', '.join(missing)}",
-                hint=f"outputs: {', '.join(outputs)}; for other outputs use a Python file",
+                hint=f"the model has the outputs: {', '.join(outputs)}; for other outputs use a Python file",
             )
         if not isinstance(label, Mapping) or not {"boxes", "classes"} <= label.keys():
             raise UsageError(

@@ -92,7 +92,7 @@ class TopK(Metric):
             rows = np.asarray(array, np.float64).reshape(-1, array.shape[-1] if array.ndim else 1)
             if len(rows) != wanted.size:
                 raise UsageError(
-                    f"output has {len(rows)} rows of {rows.shape[1]} classes, the label has {wanted.size} elements",
+                    f"the output has {len(rows)} rows of {rows.shape[1]} classes, the label has {wanted.size} elements",
                     hint=f"{self.name} needs an output [..., classes] with a row per element of the label",
                 )
             if rows.shape[1] <= self._count:
@@ -123,7 +123,7 @@ class MeanSquaredError(Metric):
         except (TypeError, ValueError) as error:
             raise UsageError(f"mse needs numbers: {error}") from error
         if actual.size != wanted.size or not actual.size:
-            raise UsageError(f"output has shape {actual.shape}, the label has shape {wanted.shape}")
+            raise UsageError(f"the output has shape {actual.shape}, the label has shape {wanted.shape}")
         with np.errstate(all="ignore"):
             value = float(np.mean((actual.ravel() - wanted.ravel()) ** 2))
         return SampleScore(value, value, None)
@@ -192,9 +192,9 @@ def _choose_hint(outputs: Mapping[str, Array]) -> str:
 def _to_classes(label: Any) -> npt.NDArray[np.int64]:
     array = np.asarray(_parse_text(label, "class numbers"))
     if array.dtype.kind not in "iub" and not (array.dtype.kind == "f" and (array == np.round(array)).all()):
-        raise UsageError(f"label must have class numbers, got {label!r:.80}")
+        raise UsageError(f"the label must have class numbers, got {label!r:.80}")
     if not array.size:
-        raise UsageError("label is empty")
+        raise UsageError("the label is empty")
     return array.astype(np.int64).ravel()
 
 
@@ -206,7 +206,7 @@ def _parse_text(label: Any, what: str) -> Any:
         return int(label)
     if _DECIMAL.fullmatch(label) and math.isfinite(value := float(label)):
         return value
-    raise UsageError(f"label must have {what}, got {label!r:.80}")
+    raise UsageError(f"the label must have {what}, got {label!r:.80}")
 
 
 def _to_words(value: Any, what: str) -> list[Any]:

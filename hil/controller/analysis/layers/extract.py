@@ -112,7 +112,7 @@ def cut_out(
     for name in (*inputs, *outputs):
         if graph.type_of(name) is None:
             raise UsageError(
-                f"cannot cut at {name!r}: not a tensor, or unknown shape",
+                f"cannot cut at {name!r}: it is not a tensor, or its shape is unknown",
                 hint="cut before the node that computes the value, or after the nodes that use it",
             )
     name = _sanitise_name(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")

@@ -65,8 +65,8 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     found = pick("compiler", compilers(), compiler)
     if order.get("debug_ir_passes") and compiler not in _WITH_PASSES:
         raise UsageError(
-            f"--debug-ir-passes: unsupported by the compiler {compiler}",
-            hint=f"supported by {', '.join(_WITH_PASSES)}; --debug-ir alone stores the available IR",
+            f"the compiler {compiler} does not support --debug-ir-passes",
+            hint=f"compilers that support it: {', '.join(_WITH_PASSES)}; --debug-ir alone stores the available IR",
         )
     with guard(
         "compiler", _GROUP, compiler, CompileFailed, CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError

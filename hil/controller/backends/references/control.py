@@ -48,7 +48,7 @@ def measure_control(
     if model.format != "onnx":
         what = "a bundle created without --arithmetic" if model.format == "hilb" else f"a {model.format} model"
         raise ReferenceFailed(
-            f"the board computes in {arithmetic}, which hil does not support for {what}", stage="refer"
+            f"the board computes in {arithmetic}: hil cannot compute {what} in this arithmetic", stage="refer"
         )
     key = Cache.key(
         "control",

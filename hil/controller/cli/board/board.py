@@ -58,7 +58,7 @@ def show(name: str, as_json: bool) -> None:
 
     if is_address(name):
         hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
-        raise UsageError(f"no config for {name}: it is an address", hint=hint)
+        raise UsageError(f"{name} is an address, so it has no config", hint=hint)
     config = read_board(find_board(name)).config
     shown = BoardDescription(board=make_record(asdict(config), BoardSettings))
     answer(as_json, shown, config.text.rstrip())

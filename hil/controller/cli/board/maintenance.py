@@ -104,7 +104,7 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     show_default=True,
     type=click.FloatRange(0.1),
     metavar="SECONDS",
-    help="Time limit of each check's load and run.",
+    help="Time limit for each load and each run of the check.",
 )
 @json_option
 def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int:
@@ -224,7 +224,7 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     "--store",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Store (--store) of a stopped agent on this machine, instead of a board.",
+    help="Store directory of a stopped agent on this machine (its --store), instead of a board.",
 )
 @click.option("--force", is_flag=True, help="Proceed even if the agent is in use.")
 @json_option

@@ -104,7 +104,9 @@ def audit(limit: int, as_json: bool) -> None:
 
 
 @command(epilog="Example: hil farm gc --dry-run")
-@click.option("--days", type=click.FloatRange(0, 3660), help="Keep newer results (default: keep_days of the farm).")
+@click.option(
+    "--days", type=click.FloatRange(0, 3660), help="Keep results of the last N days (default: keep_days of the farm)."
+)
 @click.option("--dry-run", is_flag=True, help="Show the planned deletions without deleting.")
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DETACH_S = 180.0
 _sims = click.option("--sim", "sims", type=click.IntRange(min=0), default=0, metavar="N", help="Simulate N boards.")
-_site = click.option("--site", default="", metavar="S", help="Location of the boards, shown with them as a label.")
+_site = click.option(
+    "--site", default="", metavar="S", help="Location of the boards; the farm shows it as their label."
+)
 _gateway_options = options(
     click.option("--tls-cert", type=_PEM, metavar="PEM", help="Certificate for --listen; required beyond loopback."),
     click.option("--tls-key", type=_PEM, metavar="PEM", help="Private key of the certificate."),

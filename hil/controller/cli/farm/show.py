@@ -66,7 +66,7 @@ limit_option = click.option(
     show_default=True,
     type=click.IntRange(1, _MOST),
     metavar="N",
-    help="Maximum number to show, newest first.",
+    help="Maximum number of events, the newest first.",
 )
 
 
@@ -82,9 +82,9 @@ Examples:
     "states",
     multiple=True,
     type=click.Choice([state.value for state in JobState]),
-    help="Only jobs in this state. Repeatable.",
+    help="Show only jobs in this state. Repeatable.",
 )
-@click.option("--user", default="", metavar="U", help="Only this user's jobs.")
+@click.option("--user", default="", metavar="U", help="Show only this user's jobs.")
 @click.option(
     "--limit",
     type=click.IntRange(1, _MOST),
@@ -162,7 +162,7 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
 
 
 @command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
-@click.option("--select", "text", default="", metavar="SELECTOR", help="Only boards that match this selector.")
+@click.option("--select", "text", default="", metavar="SELECTOR", help="Show only boards that match this selector.")
 @click.option("--wide", is_flag=True, help="Show all labels in full: CPU features, kernel, libc, ...")
 @json_option
 def boards(text: str, wide: bool, as_json: bool) -> None:
@@ -206,8 +206,8 @@ def top(as_json: bool) -> None:
 
 
 @command(epilog="Example: hil farm events --board rpi5")
-@click.option("--board", default="", metavar="B", help="Only events of this board.")
-@click.option("--job", default="", metavar="J", help="Only events of this job.")
+@click.option("--board", default="", metavar="B", help="Show only events of this board.")
+@click.option("--job", default="", metavar="J", help="Show only events of this job.")
 @limit_option
 @json_option
 def events(board: str, job: str, limit: int, as_json: bool) -> None:

@@ -65,8 +65,10 @@ schedule_options = options(
     project_option,
 )
 _bundle_options = options(
-    click.option("--method", "methods", multiple=True, metavar="M", help="Bundles: only this entry point. Repeatable."),
-    click.option("--key", type=FILE, metavar="PUB", help="Bundles: require a signature by a key in this file."),
+    click.option(
+        "--method", "methods", multiple=True, metavar="M", help="For bundles: run only this entry point. Repeatable."
+    ),
+    click.option("--key", type=FILE, metavar="PUB", help="For bundles: require a signature by a key in this file."),
 )
 _suite_options = options(
     click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all layers."),

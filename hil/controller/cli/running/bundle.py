@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 
 _BUNDLE = click.argument("bundle", type=FILE)
-_method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeatable.")
+_method = click.option("--method", "methods", multiple=True, metavar="M", help="Run only this entry point. Repeatable.")
 _case = click.option(
-    "--case", "cases", multiple=True, metavar="C", help="Only this case: name, number, or METHOD/NAME. Repeatable."
+    "--case", "cases", multiple=True, metavar="C", help="Run only this case: name, number, or METHOD/NAME. Repeatable."
 )
 _key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
@@ -58,7 +58,11 @@ def bundle() -> None:
 @board_options
 @run_option("runtime")
 @click.option(
-    "--function", "functions", multiple=True, metavar="F", help="Only this entry point (default: all). Repeatable."
+    "--function",
+    "functions",
+    multiple=True,
+    metavar="F",
+    help="Include only this entry point (default: all). Repeatable.",
 )
 @run_options("dims", "compile_flags")
 @cache_options
@@ -177,7 +181,13 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 @bundle.command("import", epilog="Example: hil bundle import model_dir --from onnx -o model.hilb")
 @click.argument("path", type=FILE)
 @click.option("--from", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Bundle file to write (default: PATH's name .hilb).")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="FILE",
+    help="Bundle file to write (default: PATH's name with the suffix .hilb).",
+)
 @_sign
 @json_option
 def import_from(path: Path, form: str, output: Path | None, signing_key: Path | None, as_json: bool) -> int:

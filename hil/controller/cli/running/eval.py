@@ -38,7 +38,9 @@ from hil.errors import UsageError
     metavar="NAME|FILE.py",
     help="top1, top5, map, wer, mse, or a Python file: FILE.py[:FUNCTION].",
 )
-@click.option("--output", "scored_output", default="", metavar="NAME", help="Output to score (default: the only one).")
+@click.option(
+    "--output", "scored_output", default="", metavar="NAME", help="Output to score (default: the model's only output)."
+)
 @click.option(
     "--max-drop",
     type=float,

@@ -106,7 +106,7 @@ def _write(values: Mapping[str, NodeValue], file: Path, by: str, graph: ModelGra
     found = node_data(values, metric, graph)
     count = sum(value.of(metric) is not None for value in values.values())
     if not count:
-        raise UsageError(f"no node has a known {by}")
+        raise UsageError(f"no node has a value for {by}")
     try:
         write_atomic(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
     except OSError as error:

@@ -42,7 +42,7 @@ def study() -> None:
     metavar="NAME,...",
     help="Compilers (tfcompile, iree); the table lists them in this order.",
 )
-@click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this experiment. Repeatable.")
+@click.option("--experiment", "only", multiple=True, metavar="NAME", help="Run only this experiment. Repeatable.")
 @click.option("--steps", default=5, show_default=True, help="Number of training steps to compare.")
 @run_option("seed")
 @run_option("rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
@@ -62,7 +62,7 @@ def study() -> None:
     help="Directory for the table (study.json, .csv, .md) and all other results.",
 )
 @verbose_option
-@click.option("--resume", is_flag=True, help="Keep finished rows in --out.")
+@click.option("--resume", is_flag=True, help="Continue the study in --out, and keep its finished rows.")
 @json_option
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Run the experiments of a STUDY with compilers on a board, and compare every training step.

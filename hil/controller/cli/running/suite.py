@@ -48,7 +48,7 @@ case_options = options(
         "filters",
         multiple=True,
         metavar="PATTERN",
-        help="Only cases with a matching ID: wildcards, part of an ID, or =ID. Repeatable.",
+        help="Select cases with a matching ID: wildcards, part of an ID, or =ID. Repeatable.",
     ),
     click.option("--layers/--no-layers", default=True, show_default=True, help="Also run each layer as a case."),
     group_option,

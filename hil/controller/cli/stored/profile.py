@@ -143,7 +143,7 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 @click.argument("b", metavar="B")
 @_top
 @_plot
-@click.option("--trace", type=_FILE, metavar="FILE", help="Write both profiles to one trace that starts at 0.")
+@click.option("--trace", type=_FILE, metavar="FILE", help="Write a trace with both profiles, which start at time 0.")
 @_choice
 @json_option
 def diff(

@@ -283,7 +283,7 @@ def check_files(names: Iterable[str]) -> None:
 
 def check_digests(message: Any, computed: Sequence[str]) -> None:
     """Check the digests of the received outputs. Raises BoardLost on a mismatch."""
-    _expect(_is(message, "digests"), "more data than announced")
+    _expect(_is(message, "digests"), "the agent sent more data than it announced")
     if list(message.digests.digests) != list(computed):
         raise BoardLost("the outputs were corrupted during download")
 

@@ -110,7 +110,7 @@ class AgentClient(AgentConnection, BoardClient):
             view = memoryview(answers.room_for(size).data)
             found = receive(call, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
             if call.receive() is not None:
-                raise answers.broken("more data than announced")
+                raise answers.broken("the agent sent more data than it announced")
         if found != name:
             raise errors.BoardLost(f"downloaded data does not match {name}", board=self.board)
         return view

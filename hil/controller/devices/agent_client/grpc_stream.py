@@ -180,7 +180,7 @@ def _convert_errors() -> Iterator[None]:
         code, text, sent = error.code().name, error.details() or "", grpc_calls.error_of(error)
         is_invalid = code == "RESOURCE_EXHAUSTED" or (code == "INTERNAL" and "deserializ" in text)
         if is_invalid and wire_errors.from_bytes(sent) is None:
-            raise answers.broken(f"over the size limit, or not a protocol message ({text})") from error
+            raise answers.broken(f"it is over the size limit, or is not a protocol message ({text})") from error
         raise CallFailed(code, text, sent) from error
     except ValueError as error:  # the channel is closed
         raise CallFailed("CANCELLED", str(error)) from error

@@ -61,7 +61,7 @@ def check_result_values(document: Any) -> None:
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
-                raise ValueError("number out of range")
+                raise ValueError("a number is out of range")
         if not inner:
             return
         level = inner
@@ -85,7 +85,7 @@ def check_suite_part(part: SuitePart) -> None:
 def _check_seconds(name: str, value: float | None) -> None:
     """Check a time in seconds since the epoch."""
     if value is not None and not 0 <= value < _MAX_TIME_S:
-        raise ValueError(f"{name}: time out of range")
+        raise ValueError(f"{name}: the time is out of range")
 
 
 def _check_length(name: str, text: str) -> None:

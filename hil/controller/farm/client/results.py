@@ -116,7 +116,7 @@ def _parse_ended_jobs(name: str, rows: Sequence[JobResultRow]) -> list[EndedJob]
         raise LookupError(f"job {name} not found")
     if going := [row for row in rows if row.state not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
-        raise UsageError(f"{what} not ended: {going[0].name} is {going[0].state}", hint=f"hil farm logs {name} -f")
+        raise UsageError(f"{what} not ended: job {going[0].name} is {going[0].state}", hint=f"hil farm logs {name} -f")
     return [EndedJob.of_row(row) for row in rows]
 
 

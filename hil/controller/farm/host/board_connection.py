@@ -89,7 +89,7 @@ class BoardConnection:
         fence = int(self.info.get("fence", 0))
         if fence >= MOST_FENCE:
             raise BoardError(
-                f"invalid fence {fence} stored by the agent: normal use cannot reach it",
+                f"the agent has stored the invalid fence {fence}, which normal use cannot reach",
                 board=self.post.name,
                 hint=f"reset the fence with hil board reset-fence {self.post.name}",
             )

@@ -157,7 +157,7 @@ def check_flow(flow: Flow, where: str) -> None:
     """Raise UsageError for an invalid flow from any source."""
     try:
         if not flow.runtime:
-            raise UsageError("missing runtime", hint='runtime = "iree" or "onnxruntime"')
+            raise UsageError("missing runtime", hint='set the runtime, such as runtime = "iree" or "onnxruntime"')
         if flow.compiler:
             pick("compiler", dict.fromkeys(_list_compilers()), flow.compiler)
         else:

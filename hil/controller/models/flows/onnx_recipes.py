@@ -174,7 +174,7 @@ def _quantise_model(
     model: str, output: str, external: bool, samples: Sequence[str], quantise: Callable[..., None], **settings: Any
 ) -> None:
     if before := _find_quantised_ops(model):
-        raise ImportFailed(f"the model is already quantised: found {', '.join(sorted(before))}")
+        raise ImportFailed(f"the model is already quantized: found {', '.join(sorted(before))}")
     with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare_model(model, prepared, external)
@@ -183,7 +183,7 @@ def _quantise_model(
     _drop_stale_shapes(output)
     if not _find_quantised_ops(output):
         operators = ", ".join(sorted(_list_operators(model)))
-        raise ImportFailed(f"the model has no operators to quantise; operators: {operators}")
+        raise ImportFailed(f"the model has no operators to quantize; operators: {operators}")
 
 
 def _prepare_model(model: str, prepared: Path, external: bool) -> None:

@@ -59,7 +59,7 @@ def _quantise_program(
 
     program = load_program(model)
     if _find_quantised_ops(program):
-        raise ImportFailed(f"the model is already quantised: found {', '.join(_find_quantised_ops(program))}")
+        raise ImportFailed(f"the model is already quantized: found {', '.join(_find_quantised_ops(program))}")
     given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
     calls = [call_of(program, tensors) for tensors in given]
     quantizer = make_quantizer(backend, per_channel, is_dynamic, options)
@@ -75,7 +75,7 @@ def _quantise_program(
     again = torch.export.export(converted, args, kwargs, dynamic_shapes=_dynamic_shapes(program))
     if not _find_quantised_ops(again):
         found = sorted({str(node.target) for node in program.graph.nodes if node.op == "call_function"})
-        raise ImportFailed(f"the model has no operators to quantise; operators: {', '.join(found)}")
+        raise ImportFailed(f"the model has no operators to quantize; operators: {', '.join(found)}")
     torch.export.save(again, output)
     return {"quantise_s": seconds}
 

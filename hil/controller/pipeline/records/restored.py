@@ -40,7 +40,7 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
         return copy_board_options(stored, job)
     if is_address(stored.board) or is_file(stored.board):
         raise UsageError(
-            f"cannot use board {stored.board} from the stored bench: this user did not create the record here",
+            f"cannot use board {stored.board} from the stored bench: this user did not create its record at this path",
             hint="select the board with --board",
         )
     return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)

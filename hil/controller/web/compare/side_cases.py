@@ -93,7 +93,7 @@ def side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLook
     for session in side.sessions:
         parts.append(columns_of(database, session, only))
         if sum(part.size for part in parts) > MOST_SAMPLES:
-            raise UsageError(f"more than {MOST_SAMPLES} case results on a side", hint=_FEWER)
+            raise UsageError(f"one side has more than {MOST_SAMPLES} case results", hint=_FEWER)
     samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
     names, latest, case = _unique_in_order(samples["name"], one=len(parts) == 1)
     as_expected = np.isin(samples["ended"], words.keys([""]))
@@ -123,7 +123,7 @@ def _read_outputs(
             found.append(outputs[there])
             samples.append(first + place[there])
             if sum(map(len, found)) > MOST_OUTPUTS:
-                raise UsageError(f"more than {MOST_OUTPUTS} case outputs on a side", hint=_FEWER)
+                raise UsageError(f"one side has more than {MOST_OUTPUTS} case outputs", hint=_FEWER)
         first += part.size
     return np.concatenate(found), np.concatenate(samples)
 

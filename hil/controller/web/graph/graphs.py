@@ -179,10 +179,10 @@ def _draw_model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes
 def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> Drawn:
     kept = record.imported
     if record.runtime not in ("", "iree"):
-        raise UsageError(f"a program for {record.runtime} is not imported: only IREE programs are")
+        raise UsageError(f"cannot draw a program for {record.runtime}: hil imports only IREE programs")
     if kept is None and (found.path is None or found.path.suffix.lower() != ".onnx"):
         raise UsageError(
-            "imported program not stored, and ONNX file unavailable",
+            "the imported program was not stored, and the ONNX file is unavailable",
             hint="hil run --debug-ir DIR stores the imported program",
         )
     if kept is None and is_recorded(record.named, found, ()) is not True and not found.inside:

@@ -185,7 +185,7 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
     row = database.execute("select * from sessions where id = ? and root = ?", (session_id, root)).fetchone()
     if row is None:
         raise UsageError(
-            f"session {session_id!r} not found", hint="the session may be deleted; see the list of sessions"
+            f"session {session_id!r} not found", hint="the session may have been deleted; see the list of sessions"
         )
     return _make_session(row)
 

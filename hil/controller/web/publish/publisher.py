@@ -171,9 +171,9 @@ class Publisher(WebClient):
         """Return a validated text to show to the user: the session's id, or the path of its page."""
         found = document.get(name)
         if not (isinstance(found, str) and found.isprintable() and 0 < len(found) <= _MAX_NAME):
-            raise self.malformed(f"{name} is {_format_value(found)}")
+            raise self.malformed(f"the field {name} is {_format_value(found)}")
         if name == "url" and not found.startswith("/"):  # any other prefix could lead to another server
-            raise self.malformed(f"url is {_format_value(found)}")
+            raise self.malformed(f"the field url is {_format_value(found)}")
         return found
 
     def _request_missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -183,7 +183,7 @@ class Publisher(WebClient):
             answer = self.ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())
             found = self.check(answer).get("missing")
             if not isinstance(found, dict):
-                raise self.malformed(f"missing is {_format_value(found)}")
+                raise self.malformed(f"the field missing is {_format_value(found)}")
             for digest, have in found.items():
                 if digest not in part:
                     raise self.malformed("unrequested digest in the response")
@@ -192,7 +192,7 @@ class Publisher(WebClient):
 
     def _check_number(self, value: Any, most: int, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self.malformed(f"{name} is {_format_value(value)}")
+            raise self.malformed(f"the field {name} is {_format_value(value)}")
         return value
 
     def _upload_file(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
@@ -205,7 +205,8 @@ class Publisher(WebClient):
                     data = file.read(min(PIECE, size - have))
                     if len(data) < min(PIECE, size - have):
                         raise UsageError(
-                            f"{path} was truncated during the upload", hint="publish after all writes are complete"
+                            f"{path} was truncated during the upload",
+                            hint="wait until no program writes to the file, then publish again",
                         )
                     query = urlencode({"offset": have, "size": size})
                     answer = self.ask("PUT", f"/publish/blobs/{digest}?{query}", data)
@@ -213,7 +214,7 @@ class Publisher(WebClient):
                     expected, have = have + len(data), self._parse_have(answer, path, size)
                     if answer.status == 200:
                         if have not in (expected, size):  # another client may have uploaded the whole file
-                            raise self.malformed(f"have is {have} instead of {expected}")
+                            raise self.malformed(f"the field have is {have} instead of {expected}")
                         yield have
                         if have == size:
                             return

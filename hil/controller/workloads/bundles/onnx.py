@@ -50,7 +50,7 @@ def data_sets_left_out(folder: Path) -> list[str]:
     odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
     left_out = [f"{folder}: {', '.join(odd)}: expected directories named test_data_set_N"] if odd else []
     if mine and model_of_data_sets(folder) is None:
-        left_out.append(f"{folder}: {len(mine)} test_data_set_N without a unique model: name the model {_MODEL}")
+        left_out.append(f"{folder}: {len(mine)} test_data_set_N without a unique model: rename the model to {_MODEL}")
     return left_out
 
 
@@ -58,7 +58,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle for ONNX Runtime from a directory with a model and test data."""
     chosen = model_of_data_sets(path)
     if chosen is None:
-        raise UsageError(f"{path} is not a directory with one ONNX model", hint=f"name the model {_MODEL}")
+        raise UsageError(f"{path} is not a directory with one ONNX model", hint=f"rename the model to {_MODEL}")
     within(path, chosen)
     found = data_sets(path)
     if not found:

@@ -234,7 +234,7 @@ class FolderDataset(Dataset):
     def _read_label(self, folder: Path, files: Mapping[str, Path]) -> Any:
         expected = _label_names(files)
         if not expected:
-            raise UsageError(f"sample {folder}: no label", hint="create label.npy, label.json or label.txt")
+            raise UsageError(f"sample {folder} has no label", hint="create label.npy, label.json or label.txt")
         if expected[0] in LABELS:
             return _load_label(files[expected[0]])
         arrays = [_load_tensor(files[name], "", None) for name in expected]

@@ -200,7 +200,8 @@ class TargetConsensus:
         mine, theirs = (" ".join(one.compile_flags.get(self._compiler, ())) for one in (config, agreed))
         if mine != theirs:
             raise OtherTarget(
-                f"the board requires code compiled with {mine or 'no flags'}, the others with {theirs or 'no flags'}",
+                f"the board requires code compiled with {mine or 'no flags'}, the other boards require code compiled "
+                f"with {theirs or 'no flags'}",
                 board=config.name,
                 hint="run the suite separately for each kind of board (on a farm, use a narrower selector)",
             )

@@ -73,7 +73,7 @@ def test_layers_write_bisect_values_by_node(tmp_path):
     assert results(out, "net") == {"stem": "inf"}
     called(layers, model, "--values", folder, "--node-data", out, "--by", "outcome")
     assert results(out, "net") == {"stem": "FAIL"}
-    with pytest.raises(UsageError, match="no node has a known time"):
+    with pytest.raises(UsageError, match="no node has a value for time"):
         called(layers, model, "--values", folder, "--node-data", out, "--by", "time")
 
 

@@ -87,7 +87,7 @@ def profile_compile(
     """
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
         what = "a precompiled model" if model.format == "vmfb" else f"a model for {runtime}"
-        raise UsageError(f"cannot profile the compilation of {what} ({model.format}): not compiled by IREE")
+        raise UsageError(f"cannot profile the compilation of {what} ({model.format}): IREE does not compile it")
     if runtime == "iree":
         taken = as_iree_takes(model, flags, {**how, "recompute": False})
         built = taken.model

@@ -194,7 +194,7 @@ def read_onnxruntime(
     if not windows:
         raise RunFailed(
             f"ONNX Runtime's profile {path.name} has no complete run"
-            + (f" after warm-up ({runs} runs)" if runs else ""),
+            + (f" after the warm-up (it has {runs} runs in total)" if runs else ""),
             hint="the run ended before the file was complete, or the file has a different format",
         )
     notes = []

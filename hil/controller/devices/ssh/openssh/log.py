@@ -201,7 +201,10 @@ class Log:
         """Return the error for a login timeout."""
         what = f"{self._place} did not respond within {seconds:g} s"
         return BoardUnreachable(
-            what, board=self._board, hint="check that the host is on, and on this network", detail=self.text()
+            what,
+            board=self._board,
+            hint="check that the host is switched on and connected to this network",
+            detail=self.text(),
         )
 
     def login_is_slow(self, seconds: float) -> HilError:
@@ -293,20 +296,23 @@ class Log:
             )
         if match := self._find(_CONNECT):
             place = name_of(match["host"], int(match["port"]))
-            hint = "check that the host is on, on this network and runs sshd on this port; other port: USER@HOST:PORT"
+            hint = (
+                "check that the host is switched on, is connected to this network and runs sshd on this port; "
+                "for a different port, use USER@HOST:PORT"
+            )
             if match["host"].lower().startswith("fe80:") and "%" not in match["host"]:
                 hint = f"a link-local address requires an interface: {match['host']}%eth0"
             kind = TurnedAway if "refused" in match["why"] else BoardUnreachable
             return kind(f"cannot connect to {place}: {match['why']}", hint=hint)
         if self._jump and (match := self._find(_OPEN_FAILED)):
             where = name_of(self._address.host, self._address.port or 22)
-            hint = "check that the host is on, and that the jump host allows forwarding"
+            hint = "check that the host is switched on, and that the jump host allows forwarding"
             return BoardUnreachable(f"cannot connect to {where} through {self._jump}: {match['why']}", hint=hint)
         if self._jump and (match := self._find(_DENIED)):
             return LoginRefused(f"{match['place']} refused the login: {match[0]}", hint=self._key_hint())
         if self._proxy and self._find(_TIMED_OUT):
             what = f"{self._place} did not respond through {self._jump or 'its ProxyCommand'}"
-            return LoginSlow(what, hint="check that the host is on, and on the jump host's network")
+            return LoginSlow(what, hint="check that the host is switched on and connected to the jump host's network")
         if self._proxy and not self._jump:
             hint = f"run the ProxyCommand of the ssh config manually: `{self._proxy}`"
             why = self._last() if self._others else "exited without a connection"
@@ -346,7 +352,8 @@ class Log:
             return config_error(self.text())
         if self._find(_TIMED_OUT):
             return BoardUnreachable(
-                f"{self._place} did not respond in time", hint="check that the host is on, and on this network: ping"
+                f"{self._place} did not respond in time",
+                hint="check with ping that the host is switched on and connected to this network",
             )
         kind = TurnedAway if self._find(_CLOSED) and not self._is_greeted else BoardUnreachable
         what = f"SSH handshake with {self._place} failed: {self._last()}"

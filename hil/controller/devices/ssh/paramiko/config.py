@@ -113,7 +113,7 @@ def read_settings(address: Address) -> HostSettings:
     proxy = get("proxycommand", "none")
     known = found.get("userknownhostsfile")
     if get("checkhostip", "no").is_yes():
-        raise found["checkhostip"].wrong("`CheckHostIP yes` is unsupported without ssh", NO_SSH_HINT)
+        raise found["checkhostip"].wrong("`CheckHostIP yes` requires the ssh program", NO_SSH_HINT)
     return HostSettings(
         Address(host, login, port),
         tuple(_path(one, tokens) for one in identities if not one.is_none) if identities else None,
@@ -145,7 +145,9 @@ def _settings(
 ) -> Iterator[tuple[str, _Value]]:
     """Yield the settings for a host from a file and the included files, in order."""
     if depth > _DEEPEST:
-        raise UsageError(f"includes nested deeper than {_DEEPEST} levels: {path}", hint="check the Include settings")
+        raise UsageError(
+            f"Include settings are nested deeper than {_DEEPEST} levels: {path}", hint="check the Include settings"
+        )
     try:
         if not path.is_file():
             return
@@ -162,7 +164,7 @@ def _settings(
             counts = match_patterns(shlex.split(value), host)
         elif keyword == "match":
             if value.lower() != "all":
-                raise UsageError(f"{where}: `Match` is unsupported without ssh", hint=NO_SSH_HINT)
+                raise UsageError(f"{where}: `Match` requires the ssh program", hint=NO_SSH_HINT)
             counts = True
         elif not keyword or not counts:
             continue
@@ -174,7 +176,7 @@ def _settings(
         elif keyword in _READ:
             yield keyword, _Value(value, where)
         elif not _HARMLESS.fullmatch(keyword):
-            raise UsageError(f"{where}: `{line.split()[0]}` is unsupported without ssh", hint=NO_SSH_HINT)
+            raise UsageError(f"{where}: `{line.split()[0]}` requires the ssh program", hint=NO_SSH_HINT)
 
 
 def _find_files(pattern: str, where: str) -> list[str]:
@@ -256,11 +258,11 @@ def _expanded(value: _Value, tokens: dict[str, str]) -> str:
     def replace(match: re.Match[str]) -> str:
         name = match[1]
         if name != "%" and name not in tokens:
-            raise value.wrong(f"`%{name}` of {value.text!r} is unsupported without ssh", NO_SSH_HINT)
+            raise value.wrong(f"`%{name}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
         return "%" if name == "%" else tokens[name]
 
     if "${" in value.text:
-        raise value.wrong(f"`${{...}}` of {value.text!r} is unsupported without ssh", NO_SSH_HINT)
+        raise value.wrong(f"`${{...}}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
     return re.sub(r"%(.|$)", replace, value.text)
 
 
@@ -288,7 +290,7 @@ def _seconds(value: _Value) -> float | None:
     if value.is_none:
         return None
     if not re.fullmatch(r"[0-9]{1,6}", value.text) or not int(value.text):
-        raise value.wrong(f"time {value.text!r} is unsupported without ssh", "expected 1 to 999999 seconds")
+        raise value.wrong(f"the time {value.text!r} requires the ssh program", "expected 1 to 999999 seconds")
     return float(value.text)
 
 

@@ -179,17 +179,20 @@ class _MachineLogin:
             hint = "check the name, and the Host entries of the ssh config"
         elif isinstance(error, TimeoutError) or str(error).startswith(_SILENT):
             what = f"{server} did not respond within {self._timeout:g} s"
-            hint = "check that the host is on, and on this network: ping"
+            hint = "check with ping that the host is switched on and connected to this network"
         elif isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
             reasons = sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()})
             what = f"cannot connect to {server}: {'; '.join(reasons)}"
-            hint = "check that the host is on, on this network and runs sshd on this port; other port: USER@HOST:PORT"
+            hint = (
+                "check that the host is switched on, is connected to this network and runs sshd on this port; "
+                "for a different port, use USER@HOST:PORT"
+            )
         elif isinstance(error, paramiko.ChannelException):
             what = f"cannot connect to {server} through {self._via[-1].connection.host}: {error.text}"
-            hint = "check that the host is on, and that the jump host allows forwarding"
+            hint = "check that the host is switched on, and that the jump host allows forwarding"
         elif isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
             what = f"cannot connect to {server}: {error.strerror}"
-            hint = "check that the host is on, and that this machine is on the same network"
+            hint = "check that the host is switched on, and that this machine is on the same network"
         elif isinstance(error, (OSError, EOFError, paramiko.SSHException)):
             what = f"SSH handshake with {server} failed: {str(error) or 'the connection was closed'}"
             hint = "check that this port belongs to an SSH server"

@@ -268,7 +268,7 @@ class ParamikoLogin:
                 channel.exec_command(command)
             except (OSError, paramiko.SSHException):
                 if guard.expired:
-                    raise TimeoutError("it did not start in time") from None
+                    raise TimeoutError("the command did not start in time") from None
                 raise
             finally:
                 guard.close()

@@ -90,7 +90,7 @@ class HostService:
     async def _attach_worker(self, hello: pb.Hello, call: GatewayCall, before: AttachedWorker | None) -> AttachedWorker:
         card, worker = card_of(hello.card), _check_worker_name(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
-            raise UsageError("an attached worker cannot change the name or the board")
+            raise UsageError("an attached worker cannot change its name or its board")
         attending = before or AttachedWorker(card, worker)
         attending.card, attending.leases = card, set(_check_leases(hello.leases))
         if before is None:

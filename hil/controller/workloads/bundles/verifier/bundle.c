@@ -347,7 +347,7 @@ static void read_noise(struct test_case *made, struct reader *reader, uint32_t l
     const struct json *json = &reader->json;
     if (json->nodes[list].kind == '{')
         refuse("create a new bundle",
-               "%s has noise measured by an earlier version of hil: this noise hides wrong outputs", where);
+               "%s: an earlier version of hil measured the noise; this noise can hide wrong outputs", where);
     if (json->nodes[list].kind != '[' || !json->nodes[list].count)
         refuse(HINT, "%s: noise has the wrong type", where);
     uint32_t item = list + 1, count = limited(json, list, where, MAX_TENSORS);

@@ -112,7 +112,7 @@ def test_cut_rejects_unknown_or_reversed_ends(cut_out: Cut, start: str, end: str
 
 
 def test_cut_rejects_non_tensor_edge_and_dead_end(cut_out: Cut) -> None:
-    with pytest.raises(UsageError, match="cannot cut at 'list': not a tensor, or unknown shape"):
+    with pytest.raises(UsageError, match="cannot cut at 'list': it is not a tensor, or its shape is unknown"):
         cut_out(sequences(), "x", "list")
     with pytest.raises(UsageError, match="no output of the model depends on 'nothing'"):
         cut_out(folded(), "nothing", "")

@@ -171,7 +171,7 @@ def test_unknown_value_error_names_file_and_line(read: Read, line: str) -> None:
 
 
 def test_recursive_include_raises_usage_error(read: Read) -> None:
-    with pytest.raises(UsageError, match="includes nested deeper than"):
+    with pytest.raises(UsageError, match="Include settings are nested deeper than"):
         read("Include config\n")
 
 

@@ -266,9 +266,9 @@ def test_recipe_reports_unsupported_model(apply, tmp_path: Path):
         [("y", TensorProto.INT64, [4])],
     )
     for flow in (STATIC, DYNAMIC):
-        with pytest.raises(ImportFailed, match="no operators to quantise; operators: Add"):
+        with pytest.raises(ImportFailed, match="no operators to quantize; operators: Add"):
             apply(flow, integers)
-        with pytest.raises(ImportFailed, match="already quantised: found DequantizeLinear"):
+        with pytest.raises(ImportFailed, match="already quantized: found DequantizeLinear"):
             apply(flow, DIGITS / "digits_cnn_int8.onnx")
     with pytest.raises(ImportFailed, match="no float32 values to convert"):
         apply(HALF, integers)
