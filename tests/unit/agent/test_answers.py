@@ -81,8 +81,8 @@ def test_read_reply_decodes_calls_of_decoder():
 @pytest.mark.parametrize(
     ("numbers", "problem"),
     [
-        ((1,), "incomplete call"),
-        ((1, 2), "incomplete call"),
+        ((1,), "is incomplete"),
+        ((1, 2), "is incomplete"),
         ((-1, 2, 3), "the number of tokens is out of range"),
         ((1 << 32, 2, 3), "the number of tokens is out of range"),
         ((1, 2, 3) * (MAX_CALLS + 1), "invalid response"),

@@ -61,7 +61,7 @@ def test_supervisor_omits_missing_runtimes(supervisor: Supervisor):
 def test_supervisor_take_lists_missing_package(supervisor: Supervisor, name: str, package: str):
     with pytest.raises(LoadFailed, match=f"'{name}' is not installed.* package {package}") as raised:
         supervisor.take(name, "")
-    assert "installed runtimes: there; install `hil board deploy --runtime" in raised.value.hint
+    assert f"installed runtimes: there; install {name} over SSH with `hil board deploy --runtime" in raised.value.hint
 
 
 def test_supervisor_take_lists_known_runtimes_for_unknown_name(supervisor: Supervisor):

@@ -67,7 +67,7 @@ def test_stored_run_board_requires_trust_or_explicit_board():
         stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)
         assert board_of_stored(stored, nothing, own=True) == stored
         assert board_of_stored(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
-        with pytest.raises(UsageError, match="this user did not create the record here"):
+        with pytest.raises(UsageError, match="this user did not create its record at this path"):
             board_of_stored(stored, nothing, own=False)
     stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
     assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)

@@ -87,7 +87,7 @@ def test_golden_format_preserves_noise(tmp_path, context):
     assert document["methods"][0]["cases"][0]["noise"] == ["y"]
     document["methods"][0]["cases"][0]["noise"] = {"y": [0.002, 0.001, 0.002]}
     index.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match="noise measured by an earlier version of hil") as caught:
+    with pytest.raises(UsageError, match="an earlier version of hil measured the noise") as caught:
         read(tmp_path / "golden", context)
     assert caught.value.hint == "create a new bundle"
 
