@@ -62,7 +62,9 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         metavar="FILE",
         help="load only programs from bundles that are signed with one of these keys",
     )
-    options.add_argument("--build", default="", metavar="ID", help="build ID of a deployed agent, sent to controllers")
+    options.add_argument(
+        "--build", default="", metavar="ID", help="build ID of a deployed agent, which the agent sends to controllers"
+    )
     options.add_argument(
         "--idle-exit", type=float, default=0.0, metavar="S", help="stop after this many seconds without a session"
     )

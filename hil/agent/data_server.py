@@ -149,7 +149,7 @@ def _read_requests(frames: Frames, method: RpcMethod) -> Iterator[Any]:
             if not takes_data:
                 raise UsageError(f"the method {method.name} does not accept data")
             if size > wire.CHUNK:
-                raise UsageError(f"data chunk of {size} bytes, maximum {wire.CHUNK}")
+                raise UsageError(f"a data chunk has {size} bytes, maximum {wire.CHUNK}")
             room = room if room.nbytes else memoryview(bytearray(wire.CHUNK))
             frames.content_into(room[:size])
             yield room[:size]

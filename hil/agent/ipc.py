@@ -60,7 +60,7 @@ def decode(body: bytes) -> Any:
     # Each value except the first follows one of these characters. Count them before parsing, because parsed values need
     # many times more memory than their text.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-        raise Garbled(f"more than {MOST_VALUES} values")
+        raise Garbled(f"the message has more than {MOST_VALUES} values")
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ def split(body: bytes, most: int) -> tuple[bytes, tuple[int, ...]]:
     if body[:1] != _MARK:
         return body, ()
     if len(body) < _NUMBERS.size:
-        raise Garbled("truncated message")
+        raise Garbled("the message is truncated")
     _, count = _NUMBERS.unpack_from(body)
     end = _NUMBERS.size + 8 * count
     if count > most or end > len(body):
@@ -212,7 +212,7 @@ class Channel:
             return _LENGTH.size
         size: int = _LENGTH.unpack_from(self._buffer)[0]
         if size > most_bytes:
-            raise Garbled(f"{size} bytes, maximum {most_bytes}")
+            raise Garbled(f"the message has {size} bytes, maximum {most_bytes}")
         return _LENGTH.size + size
 
 

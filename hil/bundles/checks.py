@@ -113,7 +113,9 @@ def _tensors(
     else:
         values = list(given)
     if len(values) != len(specs):
-        raise UsageError(f"{where}: got {len(values)} {kind}s, the method has {len(specs)}", hint=f"{kind}s: {wanted}")
+        raise UsageError(
+            f"{where}: got {len(values)} {kind}s, but the method has {len(specs)}", hint=f"{kind}s: {wanted}"
+        )
     tensors = {}
     for spec, value in zip(specs, values, strict=True):
         what = f"{where}, {kind} {spec.name!r}"
@@ -121,9 +123,9 @@ def _tensors(
         found = dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
             raise UsageError(
-                f"{what} is {type_text(found, array.shape)}, the method "
+                f"{what} is {type_text(found, array.shape)}, but the method "
                 f"{'takes' if kind == 'input' else 'returns'} {type_text(spec.dtype, spec.shape)}",
-                hint="values are not converted: use this dtype and shape",
+                hint="hil does not convert values: use this dtype and shape",
             )
         for dim, size in zip(spec.shape, array.shape, strict=bool(spec.dtype)):
             if isinstance(dim, str):

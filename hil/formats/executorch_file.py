@@ -424,7 +424,7 @@ def _bundled(value: Table) -> Array | int | float | bool:
     data, size = held.data(2), nbytes_of(dtype, sizes)
     if data.nbytes != size:
         shape = "x".join(map(str, sizes)) or "scalar"
-        raise Damaged(f"a case's tensor, {shape} {dtype}, needs {size} bytes and has {data.nbytes}")
+        raise Damaged(f"a case's tensor, {shape} {dtype}, needs {size} bytes, but has {data.nbytes}")
     try:
         return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(np.argsort(order))
     except ValueError as error:  # numpy rejects huge strides even if a dimension is 0

@@ -140,7 +140,7 @@ def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
     tokens = [token for turn in prompt.turns for token in (*turn.tokens, *turn.forced)]
     if isinstance(size, int) and (large := [one for one in tokens if one >= size]):
         raise errors.UsageError(
-            f"prompt {prompt.name!r} has token {large[0]}, the model's vocabulary has {size} tokens",
+            f"prompt {prompt.name!r} has token {large[0]}, but the model's vocabulary has only {size} tokens",
             hint="use the tokenizer of the model",
             option="--generate",
         )
@@ -151,7 +151,8 @@ def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
     total = sum(len(one.tokens) + one.count_steps(plan.steps) for one in prompt.turns)
     if 0 < plan.bound < total:
         raise errors.UsageError(
-            f"prompt {prompt.name!r} needs {total} tokens with its steps, the {owner}'s cache has {plan.bound}",
+            f"prompt {prompt.name!r} with its steps needs {total} tokens, "
+            f"but the {owner}'s cache has only {plan.bound}",
             hint="reduce steps, or shorten the prompt; if the cache has more positions, set bound in [roles]",
             option="--generate",
         )

@@ -176,14 +176,18 @@ def test_expected_nan_matches_nan(context, judged, tmp_path: Path):
 @pytest.mark.parametrize(
     ("inputs", "outputs", "said"),
     [
-        ([torch.zeros(4, 2)], lambda: list(Linear()(X)), "input 'input0' is 4x2 float32, the method takes 2x4 float32"),
+        (
+            [torch.zeros(4, 2)],
+            lambda: list(Linear()(X)),
+            "input 'input0' is 4x2 float32, but the method takes 2x4 float32",
+        ),
         ([torch.zeros(2, 5)], lambda: list(Linear()(X)), "input 'input0' is 2x5 float32"),
         (
             [X],
             lambda: [Linear()(X)[0].T.contiguous(), X + 1],
-            "output 'output0' is 3x2 float32, the method returns",
+            "output 'output0' is 3x2 float32, but the method returns",
         ),
-        ([X], lambda: [], "0 outputs, the method has 2"),
+        ([X], lambda: [], "0 outputs, but the method has 2"),
     ],
 )
 def test_read_bpte_rejects_mismatched_cases(
@@ -218,7 +222,7 @@ def test_write_bpte_rejects_mismatched_methods(context, tmp_path: Path):
     one = Signature(method.signature.inputs, method.signature.outputs[:1])
     short = MethodTestCase(case.inputs, [method.cases[0].expected_outputs["output0"]])
     fewer = Bundle.create(artifact, [MethodTestSuite("forward", [short])], signatures={"forward": one})
-    with pytest.raises(UsageError, match="has 1 inputs and 2 outputs, the bundle has 1 and 1"):
+    with pytest.raises(UsageError, match="has 1 inputs and 2 outputs, but the bundle has 1 and 1"):
         write_bpte(fewer, tmp_path / "b.bpte", context=context)
 
 

@@ -138,13 +138,15 @@ def test_bundle_save_reports_unwritable_path(tmp_path):
 
 F32 = np.float32
 WRONG = {
-    "method 'f', case 1, input 'x' is 3x4 float32, the method takes Nx2 float32": MethodTestCase(
+    "method 'f', case 1, input 'x' is 3x4 float32, but the method takes Nx2 float32": MethodTestCase(
         [np.ones((3, 4), F32)], [np.ones(3, F32)]
     ),
     "method 'f', case 1, input 'x' is 6 float32": MethodTestCase([np.ones(6, F32)], [np.ones(3, F32)]),
-    "input 'x' is 3x2 int32, the method takes Nx2 float32": MethodTestCase([np.ones((3, 2), "i4")], [np.ones(3, F32)]),
+    "input 'x' is 3x2 int32, but the method takes Nx2 float32": MethodTestCase(
+        [np.ones((3, 2), "i4")], [np.ones(3, F32)]
+    ),
     "input 'x' is 3x2 float64": MethodTestCase([np.ones((3, 2))], [np.ones(3, F32)]),
-    "got 2 inputs, the method has 1": MethodTestCase([np.ones((3, 2), F32)] * 2, [np.ones(3, F32)]),
+    "got 2 inputs, but the method has 1": MethodTestCase([np.ones((3, 2), F32)] * 2, [np.ones(3, F32)]),
     "got 0 inputs": MethodTestCase([], [np.ones(3, F32)]),
     "got 0 outputs": MethodTestCase([np.ones((3, 2), F32)], []),
     "the method has no input 'z'": MethodTestCase({"z": np.ones((3, 2), F32)}, [np.ones(3, F32)]),

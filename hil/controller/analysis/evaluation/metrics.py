@@ -92,7 +92,8 @@ class TopK(Metric):
             rows = np.asarray(array, np.float64).reshape(-1, array.shape[-1] if array.ndim else 1)
             if len(rows) != wanted.size:
                 raise UsageError(
-                    f"the output has {len(rows)} rows of {rows.shape[1]} classes, the label has {wanted.size} elements",
+                    f"the output has {len(rows)} rows of {rows.shape[1]} classes, "
+                    f"but the label has {wanted.size} elements",
                     hint=f"{self.name} needs an output [..., classes] with a row per element of the label",
                 )
             if rows.shape[1] <= self._count:
@@ -123,7 +124,7 @@ class MeanSquaredError(Metric):
         except (TypeError, ValueError) as error:
             raise UsageError(f"mse needs numbers: {error}") from error
         if actual.size != wanted.size or not actual.size:
-            raise UsageError(f"the output has shape {actual.shape}, the label has shape {wanted.shape}")
+            raise UsageError(f"the output has shape {actual.shape}, but the label has shape {wanted.shape}")
         with np.errstate(all="ignore"):
             value = float(np.mean((actual.ravel() - wanted.ravel()) ** 2))
         return SampleScore(value, value, None)
@@ -181,7 +182,9 @@ def choose_output(outputs: Mapping[str, Array], name: str, metric: str) -> Array
             f"unknown output {name!r}", hint=f"{did_you_mean(name, list(outputs))}outputs: {', '.join(outputs)}"
         )
     if not name and len(outputs) != 1:
-        raise UsageError(f"{metric} needs a single output, the model has {len(outputs)}", hint=_choose_hint(outputs))
+        raise UsageError(
+            f"{metric} needs a single output, but the model has {len(outputs)}", hint=_choose_hint(outputs)
+        )
     return outputs[name or next(iter(outputs))]
 
 
@@ -219,4 +222,4 @@ def _to_words(value: Any, what: str) -> list[Any]:
         return " ".join(texts).split()
     if not array.size:
         return []
-    raise UsageError(f"wer needs strings or token IDs, the {what} has {array.dtype}")
+    raise UsageError(f"wer needs strings or token IDs, but the {what} has {array.dtype}")

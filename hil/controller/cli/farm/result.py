@@ -32,7 +32,7 @@ _job = click.argument("job", metavar="JOB")
 
 @command(epilog="Example: hil farm logs 17 -f")
 @_job
-@click.option("-f", "--follow", "live", is_flag=True, help="Follow until the job ends.")
+@click.option("-f", "--follow", "live", is_flag=True, help="Follow the output until the job ends.")
 @json_option
 def logs(job: str, live: bool, as_json: bool) -> int:
     """Show the output of a JOB: 17 for a submission, 17.3 for one of its jobs."""

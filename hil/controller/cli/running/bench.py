@@ -60,7 +60,7 @@ from hil.errors import UsageError
     "sustained_s",
     metavar="TIME",
     callback=lambda _, option, value: value and parse_duration(value, option.opts[0]),
-    help="Measure for TIME (90s, 30m, 2h) without pauses, and show the times over time.",
+    help="Measure for TIME (90s, 30m, 2h) without pauses, and show how the times change.",
 )
 @click.option(
     "--iterations", type=int, metavar="N", help="Number of timed iterations per program, instead of --min-time."

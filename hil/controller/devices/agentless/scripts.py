@@ -182,7 +182,8 @@ class BoardStore:
             if free is None or free >= size + _SPARE_BYTES:
                 return
         raise errors.BoardUnfit(
-            f"not enough disk space in {self.folder} on the board: the program needs {size} bytes, {free} are free",
+            f"not enough disk space in {self.folder} on the board: "
+            f"the program needs {size} bytes, but only {free} are free",
             hint="remove files on the board, or set a directory on a different disk: "
             "[connection] folder in the board's config",
         )
@@ -227,7 +228,7 @@ class RunFolder:
                 raise _unwritable(self._store.folder, error) from error
             raise errors.BoardUnfit(
                 f"not enough disk space in {self._store.folder} on the board: "
-                f"the inputs need {size} bytes, {free} are free",
+                f"the inputs need {size} bytes, but only {free} are free",
                 hint="remove files on the board, or set a directory on a different disk: "
                 "[connection] folder in the board's config",
             ) from error

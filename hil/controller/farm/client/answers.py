@@ -79,7 +79,7 @@ def check_suite_part(part: SuitePart) -> None:
         _check_length("hint", case.hint)
         path = PurePosixPath(case.folder)
         if path.is_absolute() or ".." in path.parts or "\0" in case.folder:
-            raise ValueError("folder: path outside the run's directory")
+            raise ValueError("folder: the path is outside the run's directory")
 
 
 def _check_seconds(name: str, value: float | None) -> None:
@@ -90,7 +90,7 @@ def _check_seconds(name: str, value: float | None) -> None:
 
 def _check_length(name: str, text: str) -> None:
     if len(text) > _MAX_PATHS_TEXT:
-        raise ValueError(f"{name}: text longer than {_MAX_PATHS_TEXT} characters")
+        raise ValueError(f"{name}: the text is longer than {_MAX_PATHS_TEXT} characters")
 
 
 def check_status(reply: pb.FollowReply, jobs: Set[tuple[int, int | None]]) -> None:

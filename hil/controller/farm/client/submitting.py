@@ -76,7 +76,9 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     cases = exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or brings_cases(first))
     if suite or named or folder or cases:
         if len(words) > 1:
-            raise UsageError("only one suite per submission", hint="submit each suite separately; the farm queues them")
+            raise UsageError(
+                "a submission can contain only one suite", hint="submit each suite separately; the farm queues them"
+            )
         return Kind.SUITE
     if gone := next((word for word in words if not exists(word)), None):
         raise UsageError(f"suite, model, bundle or directory {gone!r} not found", hint=source_hint(gone))

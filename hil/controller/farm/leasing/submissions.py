@@ -208,7 +208,8 @@ async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | N
         raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs")
     if owners[0]["user_name"] != who.user and who.role is not Role.ADMIN:
         raise AccessRefused(
-            f"job {name} belongs to {owners[0]['user_name']}", hint="only the owner or an admin can change it"
+            f"job {name} belongs to {owners[0]['user_name']}",
+            hint="only the owner of the job or an admin can change the job",
         )
     return submission, number
 

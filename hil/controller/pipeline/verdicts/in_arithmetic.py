@@ -59,7 +59,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
         if known != {arithmetic}:
             raise ReferenceFailed(
                 f"arithmetic mismatch: the board computes in {arithmetic}, "
-                f"the bundle has a control in {', '.join(sorted(known))}",
+                f"but the bundle has a control in {', '.join(sorted(known))}",
                 stage="refer",
                 hint=f"create the bundle with --arithmetic {arithmetic}; {_HINT}",
             )

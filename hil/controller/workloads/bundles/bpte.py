@@ -95,7 +95,7 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """
     if bundle.program.runtime != _RUNTIME:
         raise UsageError(
-            f"a .bpte requires a program for executorch, the bundle has a program for {bundle.program.runtime}",
+            f"a .bpte requires a program for executorch, but the bundle has a program for {bundle.program.runtime}",
             hint="create the bundle with --runtime executorch",
         )
     needed_version("executorch", "executorch")
@@ -133,7 +133,7 @@ def _check_own(methods: Mapping[str, ExecuTorchMethod], given: BundleMethod) -> 
     if counts[0] != counts[1]:
         raise UsageError(
             f"method {given.name!r} of the program has {counts[0][0]} inputs and {counts[0][1]} outputs, "
-            f"the bundle has {counts[1][0]} and {counts[1][1]}"
+            f"but the bundle has {counts[1][0]} and {counts[1][1]}"
         )
 
 
@@ -156,7 +156,7 @@ def _of_places(
     """Return the tensors among a case's values. Constants must equal the constants of the exported program."""
     if len(given) != len(values):
         hint = f"add the {what}s to the case" if not given else ""
-        raise UsageError(f"{where}: got {len(given)} {what}s, the method has {len(values)}", hint=hint)
+        raise UsageError(f"{where}: got {len(given)} {what}s, but the method has {len(values)}", hint=hint)
     for place, (value, found) in enumerate(zip(values, given, strict=True)):
         if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
             text = "a tensor" if isinstance(found, np.ndarray) else found
@@ -164,7 +164,7 @@ def _of_places(
         # The bundle's checks cover tensors with fixed shapes.
         bounded = isinstance(found, np.ndarray) and value.dynamic and found.ndim == len(value.sizes)
         if bounded and any(size > most for size, most in zip(found.shape, value.sizes, strict=True)):
-            sizes = f"{shape_text(found.shape)}, the program accepts at most {shape_text(value.sizes)}"
+            sizes = f"{shape_text(found.shape)}, but the program accepts at most {shape_text(value.sizes)}"
             raise UsageError(f"{where}: {what} {place} is {sizes}")
     return [given[place] for place in places]
 

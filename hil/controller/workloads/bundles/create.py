@@ -219,7 +219,7 @@ class _Cases:
         if (options.inputs or options.expected) and options.generate is None:
             if not only:
                 raise UsageError(
-                    "--input and --expected require a single method, the program has several",
+                    "--input and --expected require a single method, but the program has several",
                     hint="select one with --function, or pass cases in files: --case METHOD=PATH",
                 )
             inputs = self._inputs(signature, model, options.inputs, options.seed)

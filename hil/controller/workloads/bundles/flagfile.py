@@ -58,7 +58,7 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """
     program = bundle.program
     if program.runtime != "iree":
-        raise UsageError(f"flag files require a program for iree, the bundle has a program for {program.runtime}")
+        raise UsageError(f"flag files require a program for iree, but the bundle has a program for {program.runtime}")
     tolerances = {
         (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
     }
@@ -209,7 +209,7 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
             file.name,
         )
         if len(flags.inputs) < len(signature.inputs):
-            raise UsageError(f"{file}: got {len(flags.inputs)} inputs, the method has {len(signature.inputs)}")
+            raise UsageError(f"{file}: got {len(flags.inputs)} inputs, but the method has {len(signature.inputs)}")
         suites.append(MethodTestSuite(method, [case]))
     made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
     return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)

@@ -110,7 +110,7 @@ def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             hint="create a bundle for onnxruntime: hil bundle create MODEL.onnx --runtime onnxruntime",
         )
     if len(bundle.methods) != 1:
-        raise UsageError(f"the bundle has {len(bundle.methods)} methods, ONNX models have one")
+        raise UsageError(f"the bundle has {len(bundle.methods)} methods, but an ONNX model has only one")
     from onnx import numpy_helper
 
     (method,) = bundle.methods

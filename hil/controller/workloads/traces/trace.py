@@ -367,7 +367,7 @@ def _read_fields(
     if not isinstance(found, dict):
         raise UsageError(f"{path}: expected a JSON object")
     if schema is not None and found.get("schema") != schema:
-        raise UsageError(f"{path}: unsupported trace version, this hil reads version {schema}")
+        raise UsageError(f"{path}: unsupported trace version: this hil reads version {schema}")
     kinds = {**kinds, **{name: kind for name, kind in later.items() if name in found}}
     for name, kind in kinds.items():
         value = found.get(name)

@@ -95,7 +95,7 @@ def test_begin_generation_rejects_criteria_of_other_outputs(tmp_path: Path):
 
 
 def test_begin_generation_rejects_tokens_outside_vocabulary(tmp_path: Path):
-    with pytest.raises(UsageError, match="has token 99999, the model's vocabulary has"):
+    with pytest.raises(UsageError, match="has token 99999, but the model's vocabulary has"):
         begin(tmp_path, "a", "[[prompt]]\nname = 'a'\ntokens = [99999]\n")
 
 
@@ -151,7 +151,7 @@ def test_begin_generation_rejects_prompts_longer_than_cache(
     if not total:
         begin(tmp_path, "a", spec)
         return
-    with pytest.raises(UsageError, match="prompt 'a' needs 8 tokens with its steps, the model's cache has 7"):
+    with pytest.raises(UsageError, match="prompt 'a' with its steps needs 8 tokens, but the model's cache has only 7"):
         begin(tmp_path, "a", spec)
 
 
@@ -255,7 +255,9 @@ def test_make_reference_keeps_bound_of_roles(
 def test_check_bound_names_reference():
     plan = StepsPlan(((0, StepRule.TOKENS),), (), 0, 2, bound=4)
     generation._check_bound(Prompt(name="a", tokens=[1, 2]), plan, "reference")
-    with pytest.raises(UsageError, match="prompt 'a' needs 5 tokens with its steps, the reference's cache has 4"):
+    with pytest.raises(
+        UsageError, match="prompt 'a' with its steps needs 5 tokens, but the reference's cache has only 4"
+    ):
         generation._check_bound(Prompt(name="a", tokens=[1, 2, 3]), plan, "reference")
 
 

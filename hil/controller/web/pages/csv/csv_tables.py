@@ -139,7 +139,7 @@ def compare_csv(request: Request) -> Response:
         )
         if not (a and b):
             raise UsageError(
-                "a comparison as CSV requires two sides", hint="choose both on the page, then download the CSV"
+                "a comparison as CSV requires two sides", hint="choose both sides on the page, then download the CSV"
             )
         found = comparing.compare_sides(database, a, b)
         shows = [view.show] if view.show else list(compared.TITLES)

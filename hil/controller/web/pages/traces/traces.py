@@ -149,7 +149,9 @@ def _find_profile_pair(site: WebSite, query: Mapping[str, str]) -> tuple[StoredP
     """Return the two requested profiles. Raises UsageError if one is missing or is not from a run."""
     keys = [query.get(name, "") for name in ("a", "b")]
     if not all(keys):
-        raise UsageError("a comparison requires two profiles, A and B", hint="choose both in the list of traces")
+        raise UsageError(
+            "a comparison requires two profiles, A and B", hint="choose both profiles in the list of traces"
+        )
     a, b = (find_profile(site.roots, key) for key in keys)
     for one in (a, b):
         if one.kind != "run":

@@ -172,7 +172,7 @@ def _scale_tolerance(expected: Mapping[str, Array]) -> tuple[float | None, float
 def _name_tensors(specs: tuple[TensorSpec, ...], tensors: Mapping[str, Array], kind: str) -> dict[str, Array]:
     """Map the exported program's names to tensors. Both are in call order."""
     if len(specs) != len(tensors):
-        raise ImportFailed(f"the exported program has {len(specs)} {kind}, the module has {len(tensors)}")
+        raise ImportFailed(f"the exported program has {len(specs)} {kind}, but the module has {len(tensors)}")
     return {spec.name: array for spec, array in zip(specs, tensors.values(), strict=True)}
 
 

@@ -114,7 +114,7 @@ def test_bundle_records_origin_reproducibly(create):
     [
         ("uneven.npz", "input 'y' has size 3 in dimension 'N', but input 'x' has size 2"),
         ("half.npz", "input 'y' is missing"),
-        ("f64.npz", "input 'x' is 2x4 float64, the method takes N x 4 float32"),
+        ("f64.npz", "input 'x' is 2x4 float64, but the method takes N x 4 float32"),
         ("other.npz", "unknown tensor"),
         ("missing.npz", "no such file"),
         ("add.onnx", "unsupported case file"),

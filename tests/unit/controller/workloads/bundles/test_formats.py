@@ -134,7 +134,7 @@ def test_golden_format_separates_similar_method_names(tmp_path, context):
         (lambda d: d.update(files=["\u00e9" * 200, "main.bin"]), "exceeds 255 bytes"),
         (
             lambda d: d["methods"][0]["inputs"][0].update(dtype="float64"),
-            "is 3x2 float32, the method takes Nx2 float64",
+            "is 3x2 float32, but the method takes Nx2 float64",
         ),
         (lambda d: d["methods"][0].update(cases=[]), "no test cases"),
         (lambda d: d["made"].update(speed=float("nan")), "cannot store the bundle's metadata as JSON"),
@@ -170,7 +170,7 @@ def test_golden_format_rejects_tensor_of_huge_shape(golden, context, shape):
     (path,) = golden.glob("*/0-0/input_0.npy")
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 24)
-    with pytest.raises(UsageError, match=r"readable \.npy|is .* float32, the method takes"):
+    with pytest.raises(UsageError, match=r"readable \.npy|is .* float32, but the method takes"):
         read(golden, context)
 
 
