@@ -180,7 +180,7 @@ def test_submit_rejects_unmatched_selector(call):
         ((MODEL, "--filter", "x"), "--filter does not apply to models"),
         ((MODEL, "--method", "main"), "--method does not apply to models"),
         (("@models", "--input", "x=1"), "--input does not apply to suites"),
-        (("@models", "@operators"), "only one suite per submission"),
+        (("@models", "@operators"), "a submission can contain only one suite"),
         ((MODEL, "--input", "image=gone.npy"), "no such file: gone.npy"),
         ((MODEL, "--timeout", "0"), "--timeout must be above 0"),
     ],

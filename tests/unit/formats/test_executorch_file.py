@@ -165,7 +165,9 @@ def test_tensor_file_lookup_uses_name_or_content(tmp_path: Path):
     program.write_bytes((FILES / "outside.pte").read_bytes())
     methods = read_methods(mapped(program))
     assert methods["forward"].external == ("l.weight", "l.bias")
-    with pytest.raises(Damaged, match=r"2 tensors, such as l.bias, but .* put the right file next to .* as net.ptd"):
+    with pytest.raises(
+        Damaged, match=r"2 tensors, such as l.bias, but .* store the right file next to .* name net.ptd"
+    ):
         tensors_beside(program, methods)
     (tmp_path / "other.ptd").write_bytes(tensors)
     (tmp_path / "broken.ptd").write_bytes(tensors[:40])

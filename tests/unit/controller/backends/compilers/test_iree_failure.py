@@ -153,7 +153,7 @@ def test_debug_ir_passes_needs_compiler_support(tmp_path: Path, settings: dict[s
     (tmp_path / "add.mlir").write_text(ADD)
     model = import_model(tmp_path / "add.mlir", isolated=settings["isolated"])
     order: Any = {"runtime": "iree", "flags": (), "debug_ir": tmp_path / "ir", **settings, "debug_ir_passes": True}
-    with pytest.raises(UsageError, match="unsupported by the compiler none"):
+    with pytest.raises(UsageError, match="the compiler none does not support --debug-ir-passes"):
         compile_model(model, compiler="none", **order)
 
 
