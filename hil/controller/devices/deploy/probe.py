@@ -69,7 +69,7 @@ class Seen:
 
     @property
     def build(self) -> str:
-        """Content id of the running agent, or else of the last deployed agent; "" without either."""
+        """Content id of the running agent, or else of the last deployed agent; "" if the board has neither."""
         return self.running[1] if self.running else self.agent.build
 
 

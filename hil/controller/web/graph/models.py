@@ -25,7 +25,7 @@ MOST_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class NamedModel:
-    """Model as a record refers to it."""
+    """Reference to a model, as a record stores it."""
 
     path: str
     digest: str = ""  # "" if not recorded
