@@ -142,7 +142,7 @@ class CaseRun:
         return self.case.references[0]
 
     def verdict(self, result: RunResult, reference: RunResult) -> Verdict:
-        """Compare the board's result with the reference. The user's fixtures may replace the result or the reference."""
+        """Compare the board's result with the reference. The user's fixtures may replace both arguments."""
         case = replace(self.case, result=result)
         if not case.references or case.references[0] is not reference:
             case = replace(case, references=(reference,))

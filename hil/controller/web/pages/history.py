@@ -181,7 +181,10 @@ def suites_csv(request: Request) -> Response:
 
 @router.get("/history.csv")
 def history_csv(request: Request) -> Response:
-    """Return the samples of a case, or the sessions of a suite, newest first. Raises UsageError if the query has neither."""
+    """Return the samples of a case, or the sessions of a suite, newest first.
+
+    Raises UsageError if the query has neither.
+    """
     site, wanted = site_of(request), asked(request, series.HistoryFilter)
     with site.reader.reading() as database:
         if wanted.case:
