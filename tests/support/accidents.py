@@ -1,4 +1,4 @@
-"""`hil run` watched from outside while things happen to its board, and models that keep it busy in one stage."""
+"""Run `hil run` while its board fails, and build models that keep the board busy in one stage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tools.virtual_board import VirtualBoard
 
 FLOAT = TensorProto.FLOAT
 MB = 1_000_000
-# More than any outcome takes: a link that is gone is noticed within 15 s, looked for, and given up.
+# Longer than any outcome takes: hil detects a lost link within 15 s, searches for the board, and gives up.
 PATIENCE_S = 150
 
 
 @dataclass
 class Run:
-    """A `hil run` that goes on."""
+    """Active process of `hil run`."""
 
     process: subprocess.Popen[str]
     mark: str
@@ -32,14 +32,14 @@ class Run:
     err: str = ""
 
     def end(self) -> dict[str, Any]:
-        """Wait for it; its one case."""
+        """Wait for the process. Return its only case."""
         out, self.err = self.process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in self.err, self.err
         self.record = json.loads(out)
         return self.record["cases"][0]
 
     def left_behind(self) -> list[str]:
-        """Command lines of what it started on this machine and what is still there."""
+        """Return the command lines of processes that the command started on this machine and that still exist."""
         return [line for pid, line in _processes() if self.mark.encode() in _read(f"/proc/{pid}/environ")]
 
 
@@ -57,12 +57,12 @@ def _read(path: str) -> bytes:
 
 
 def traffic(board: VirtualBoard, way: str) -> int:
-    """Bytes to (``tx``) or from (``rx``) the board so far."""
+    """Return the bytes to (``tx``) or from (``rx``) the board so far."""
     return int(Path(f"/sys/class/net/{board.link}/statistics/{way}_bytes").read_text())
 
 
 def working(board: VirtualBoard) -> bool:
-    """Whether a program runs there: some process of the agent's computes all the time."""
+    """Return whether a program runs on the board: a process of the agent computes all the time."""
 
     def ticks() -> dict[str, int]:
         script = "for p in $(pgrep -f hil.agent); do cat /proc/$p/stat 2>/dev/null; done; true"
@@ -70,13 +70,13 @@ def working(board: VirtualBoard) -> bool:
         return {row[0]: int(row[13]) for row in rows}
 
     before = ticks()
-    # Longer than it takes to use up 20 ticks on a core that somebody else uses too.
+    # Long enough to use 20 ticks of CPU time on a core that other processes share.
     time.sleep(0.6)
     return any(spent - before.get(pid, spent) > 20 for pid, spent in ticks().items())
 
 
 def agents_processes(board: VirtualBoard) -> list[str]:
-    """The processes of hil's on the board, without their numbers."""
+    """Return the processes of hil on the board, without their process IDs."""
     rows = board.run(["ps", "-eo", "args="]).stdout.splitlines()
     return sorted(row.split(".hil", 1)[-1] for row in rows if ".hil/" in row or "hil.agent" in row)
 
@@ -86,8 +86,8 @@ def is_quiet(board: VirtualBoard, before: list[str]) -> bool:
 
 
 def model_with_weights(folder: Path, megabytes: int) -> Path:
-    """A model of that size; a sum would differ by the order in which it is added up, a maximum does not."""
-    # Others each time: what the board has is not sent again.
+    """Save a model with weights of this size. A maximum, unlike a sum, does not depend on the order of the elements."""
+    # Use different weights each time, because hil does not send a blob again that the board already has.
     weights = np.random.default_rng().standard_normal(megabytes * MB // 4).astype(np.float32)
     nodes = [helper.make_node("Mul", ["x", "w"], ["z"]), helper.make_node("ReduceMax", ["z"], ["y"], keepdims=1)]
     return save_model(
@@ -100,7 +100,7 @@ def model_with_weights(folder: Path, megabytes: int) -> Path:
 
 
 def model_with_output(folder: Path, megabytes: int) -> Path:
-    """A small input, and as much to fetch."""
+    """Save a model with a small input and an output of this size."""
     shape = numpy_helper.from_array(np.array([megabytes * MB // 4 // 1000, 1000]), "shape")
     return save_model(
         folder / "loud.onnx",

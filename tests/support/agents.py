@@ -1,4 +1,4 @@
-"""Small programs to run on an agent, and agents and simulators as processes. A pytest plugin for all tests."""
+"""Small programs for agents, and agents and simulators as processes. A pytest plugin for all tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ func.func @main(%a: tensor<4096xf32>, %b: tensor<4096xf32>) -> tensor<4096xf32> 
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program, and the files that it consists of."""
+    """Compiled program, and the files that it consists of."""
 
     runtime: str
     path: Path
@@ -51,7 +51,7 @@ def program(runtime: str, path: Path) -> Program:
 
 
 def compile_mlir(source: Path, arch: str, output: Path) -> Program:
-    """An MLIR program for a CPU of that architecture."""
+    """Compile an MLIR program for a CPU of an architecture."""
     flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
     if arch == platform.machine():
         flags += ["--iree-llvmcpu-target-cpu=host"]
@@ -64,7 +64,7 @@ def compile_mlir(source: Path, arch: str, output: Path) -> Program:
 
 @pytest.fixture(scope="session")
 def add_programs_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Program]]:
-    """For an architecture: a + b of 4096 float32, for each runtime."""
+    """Return programs for an architecture that compute a + b of 4096 float32 values, one for each runtime."""
 
     @functools.cache
     def make(arch: str) -> dict[str, Program]:
@@ -84,7 +84,7 @@ def add_programs_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
 @pytest.fixture(scope="session")
 def add_programs(add_programs_for: Callable[[str], dict[str, Program]]) -> dict[str, Program]:
-    """a + b of 4096 float32, for each runtime on this machine."""
+    """Programs that compute a + b of 4096 float32 values, one for each runtime on this machine."""
     return add_programs_for(platform.machine())
 
 
@@ -96,7 +96,7 @@ def add(request: pytest.FixtureRequest, add_programs: dict[str, Program]) -> Pro
 def start_process(
     module: str, listen: str, store: Path, *more: str, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """Start an agent or simulator as a process of its own; returns it and its address."""
+    """Start an agent or simulator as a separate process. Return the process and its address."""
     command = [sys.executable, "-m", module, "--listen", listen, "--store", str(store), "--lifeline", *more]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
@@ -107,7 +107,9 @@ def start_process(
 
 @contextlib.contextmanager
 def few_files() -> Iterator[None]:
-    """Let what is started meanwhile begin with a soft limit of few open files: a little more than this process has."""
+    """Limit the number of open files: processes that start in this block have a soft limit slightly above this
+    process's use.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(256, own + 64), hard))
@@ -126,7 +128,7 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts an agent (or with ``module="hil.sim"`` a simulator) on a Unix socket; returns its address."""
+    """Start an agent (or a simulator, with ``module="hil.sim"``) on a Unix socket. Return its address."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*more: str, module: str = "hil.agent") -> str:
@@ -142,7 +144,7 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def open_client() -> Iterator[Callable[[str], AgentClient]]:
-    """Opens clients with a session at an address, closed at the end."""
+    """Open clients with a session at an address. The fixture closes them at the end."""
     clients: list[AgentClient] = []
 
     def make(address: str) -> AgentClient:

@@ -1,4 +1,4 @@
-"""A board whose programs take as long as they are told to, by a clock of its own: for how a bench goes about it."""
+"""Board whose programs have configured times on a simulated clock, for tests of benches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hil.core.results import Artifact, RunResult
 
 @dataclass
 class PacedProgram:
-    """A loaded program; ``pace`` says how many nanoseconds its next iteration takes."""
+    """Loaded program. ``pace`` returns the duration of the next iteration in nanoseconds."""
 
     board: PacedBoard
     name: str
@@ -85,14 +85,14 @@ class PacedBoard:
 
 
 def side_on(board: PacedBoard, label: str, name: str) -> BenchSide:
-    """A side whose program is the one of that name."""
+    """Return a side with the program of this name."""
     artifact = Artifact("paced", name, {}, {}, "main", "none")
     case = Case(f"{label}-{name}", Path(name), Options(), Path(), artifact=artifact, inputs={"x": np.zeros(1)})
     return BenchSide(label, case, board)
 
 
 def read_samples(folder: Path) -> list[Batch]:
-    """The batches in a stored bench's ``samples.csv``, in order, without a last line that a kill cut off."""
+    """Return the batches in the ``samples.csv`` of a stored bench, in order. An incomplete last line is ignored."""
     whole, _, _ = (folder / "samples.csv").read_text().rpartition("\n")
     rows = [line.split(",") for line in whole.splitlines()[1:]]
     batches = []

@@ -1,4 +1,4 @@
-"""What a virtual board shows to others: the ports that it listens on, and the files that any of its users may read."""
+"""Inspect what a virtual board exposes: its listening ports, and the files that all of its users can read."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import PurePosixPath
 
 from tools.virtual_board import VirtualBoard
 
-# What a freshly booted board lets everybody read, in the folders that everybody uses.
+# Paths in shared directories that all users of a newly booted board can read.
 BASE = frozenset({"/dev/shm", "/home", "/run", "/run/mount", "/run/sshd", "/run/sshd.pid", "/tmp"})
 TABLES = ("tcp", "tcp6", "udp", "udp6")
-# A UDP socket that takes from anybody has no other end; a TCP one that does is in the state "listen".
+# State of sockets that accept data from any address: an unconnected UDP socket, and a listening TCP socket.
 TAKES_FROM_ANYBODY = {"tcp": "0A", "udp": "07"}
 
 
 def listening(board: VirtualBoard) -> set[tuple[str, str, int]]:
-    """Protocol ("tcp" or "udp"), address and port of each socket that takes from anybody, as the board's kernel says.
+    """Return the protocol ("tcp" or "udp"), address and port of each listening socket, as the board's kernel reports
+    them.
 
-    Unlike a scan of its ports, this shows those that listen to the board itself only as well.
+    Unlike a port scan, the result includes sockets that only the board itself can reach.
     """
     found = set()
     for table in TABLES:
-        # A board without IPv6 has no such tables.
+        # A board without IPv6 does not have these tables.
         done = board.run(["cat", f"/proc/net/{table}"], check=not table.endswith("6"))
         for line in done.stdout.splitlines()[1:]:
             _, local, _, state, *_ = line.split()
@@ -34,28 +35,28 @@ def listening(board: VirtualBoard) -> set[tuple[str, str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address as the kernel prints it: words of four bytes, each as a little-endian number."""
+    """Convert an address in the kernel's format: words of four bytes, each as a little-endian number."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
 
 
 def world_readable(board: VirtualBoard, folders: Iterable[str], *, reachable: bool = True) -> list[str]:
-    """The files and folders in and below these that any user of the board may read, but for those of a fresh board.
+    """Return the files and directories that all users of the board can read, except those of a newly booted board.
 
     Args:
-        board: it is on.
-        folders: absolute paths on it; each has to be there.
-        reachable: leave out what lies below a folder that others may not enter, whatever its own mode.
+        board: a running board.
+        folders: absolute paths on the board. All of them must exist.
+        reachable: leave out files below a directory that other users cannot enter, regardless of the mode of the file.
     """
     modes: dict[PurePosixPath, int] = {}
     tops = [PurePosixPath(folder) for folder in folders]
     above = {parent for top in tops for parent in top.parents}
-    # Files come and go while it looks: only a folder that is not there at all is wrong.
+    # Files can appear and disappear during the search. Only a missing top directory is an error.
     for paths, depth in ((tops, []), (sorted(above), ["-maxdepth", "0"])):
         done = board.run(["find", *map(str, paths), *depth, "-printf", r"%m %y %p\0"], timeout=120)
         for entry in filter(None, done.stdout.split("\0")):
             mode, kind, path = entry.split(" ", 2)
-            # The mode of a symbolic link says nothing.
+            # The mode of a symbolic link is not relevant.
             modes[PurePosixPath(path)] = 0 if kind == "l" else int(mode, 8)
     missing = [str(top) for top in tops if top not in modes]
     assert not missing, f"not on the board: {missing}"

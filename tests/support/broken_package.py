@@ -1,4 +1,4 @@
-"""An installed package whose parts misbehave where the model's name says so: ``compile-exit.onnx``."""
+"""Installed package whose entry points fail if the model's name requests it: ``compile-exit.onnx``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from support.models import save_model
 
-# What may happen in a part of the package.
+# Failures that an entry point of the package can simulate.
 WAYS = ("raise", "exit", "silent", "none", "wrong")
 POINTS = """
 [hil.compilers]
@@ -191,7 +191,7 @@ backend = ExecuTorchBackend(lower, quantizer, options={"how": ""})
 
 
 def install(site: Path) -> None:
-    """Install the package acme 1.2 in a folder for ``sys.path``."""
+    """Install the package acme 1.2 in a directory for ``sys.path``."""
     info = site / "acme-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
@@ -200,7 +200,7 @@ def install(site: Path) -> None:
 
 
 def save_relu(path: Path) -> Path:
-    """Save relu(x) of 4 float32, as ONNX or under another suffix."""
+    """Save relu(x) of 4 float32 values, as ONNX or with a different suffix."""
     value = (TensorProto.FLOAT, [4])
-    # No two models are the same: results are cached by content.
+    # All models differ, because hil caches results by content.
     return save_model(path, [helper.make_node("Relu", ["x"], ["y"], path.stem)], [("x", *value)], [("y", *value)])

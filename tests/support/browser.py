@@ -1,4 +1,4 @@
-"""A real Chromium, driven over its debugging pipe: keys, clicks, sizes, and what it fetched."""
+"""Control a real Chromium through its debugging pipe: keys, clicks, window sizes and requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_S = 60.0
-# Chromium reads commands from descriptor 3 and answers on 4.
+# Chromium reads commands from descriptor 3 and writes responses to descriptor 4.
 _ON_3_AND_4 = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(one), fcntl.F_DUPFD, 10) for one in sys.argv[1:3])
@@ -29,24 +29,24 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def find_browser() -> str | None:
-    """The installed browser, or None."""
+    """Return the path of the installed browser, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
-# What a browser says of a question whose page it left meanwhile.
+# Errors that the browser returns if the page changes before it evaluates an expression.
 _LEFT = ("Inspected target navigated or closed", "Execution context was destroyed", "Cannot find context")
 
 
 class Navigated(AssertionError):
-    """The page was left before it could answer."""
+    """The browser left the page before it evaluated the expression."""
 
 
 class Page:
     """One page. A context manager.
 
     Attributes:
-        requests: addresses that the page asked for, its own included.
-        troubles: errors and exceptions that its console told of.
+        requests: addresses that the page requested, including its own address.
+        troubles: errors and exceptions in the console of the page.
     """
 
     def __init__(self, browser: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
@@ -55,7 +55,7 @@ class Page:
         self._profile = tempfile.TemporaryDirectory(prefix="hil-browser-", ignore_cleanup_errors=True)
         read, self._out = os.pipe()
         self._in, write = os.pipe()
-        # Chromium's own sandbox needs what containers and root do not have; the page is our own.
+        # Chromium's sandbox needs features that containers and root lack. The tests only open their own pages.
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         flags += [
             "--remote-debugging-pipe",
@@ -93,7 +93,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def resize(self, width: int, height: int) -> None:
-        """Make the window so large, in CSS pixels."""
+        """Set the size of the window in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
@@ -104,7 +104,7 @@ class Page:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def wait(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true, on this page or on the one that it leads to."""
+        """Wait until a JavaScript expression is true, on this page or on the page that it opens."""
 
         def holds() -> Any:
             try:
@@ -115,27 +115,27 @@ class Page:
         eventually(holds, condition, PATIENCE_S)
 
     def run(self, script: str) -> Any:
-        """What a JavaScript expression gives, as JSON says it; a promise is waited for."""
+        """Return the value of a JavaScript expression as JSON values. Wait for the result of a promise."""
         given = {"expression": script, "returnByValue": True, "awaitPromise": True, "userGesture": True}
         answer = self.call("Runtime.evaluate", **given)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def texts(self, selector: str) -> list[str]:
-        """The visible text of each element that a CSS selector finds."""
+        """Return the visible text of each element that matches a CSS selector."""
         return list(
             self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.innerText.trim())")
         )
 
     def click(self, selector: str) -> None:
-        """Click with the mouse in the middle of the first such element."""
+        """Click with the mouse in the middle of the first matching element."""
         self.press_mouse(selector)
         self.release_mouse()
 
     def press_mouse(self, selector: str) -> None:
-        """Press the mouse in the middle of the first such element.
+        """Press the mouse button in the middle of the first matching element.
 
-        The page may move the element between the measurement and the press: then the press is repeated.
+        If the page moves the element between the measurement and the press, the press is repeated.
         """
         measure = (
             f"(one => {{ one.scrollIntoView({{block: 'center'}}); const r = one.getBoundingClientRect();"
@@ -156,14 +156,14 @@ class Page:
         eventually(press, selector, PATIENCE_S)
 
     def release_mouse(self) -> None:
-        """Release the mouse where it was pressed."""
+        """Release the mouse button at the position of the press."""
         self._mouse("mouseReleased", *self._pressed)
 
     def _mouse(self, kind: str, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def point(self, selector: str, x: float, y: float) -> None:
-        """Move the mouse to a place in the first such element, in CSS pixels from its upper left corner."""
+        """Move the mouse to a position in the first matching element, in CSS pixels from its upper left corner."""
         corner = self.run(
             f"(one => {{ one.scrollIntoView({{block: 'center'}}); const r = one.getBoundingClientRect();"
             f" return [r.x, r.y]; }})(document.querySelector({json.dumps(selector)}))"
@@ -171,22 +171,22 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=corner[0] + x, y=corner[1] + y)
 
     def press(self, key: str) -> None:
-        """A key: ``Tab``, ``Enter``, ``ArrowLeft``, ``/``."""
+        """Press a key: ``Tab``, ``Enter``, ``ArrowLeft``, ``/``."""
         codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "/": 191}
         code, text = codes[key], {"text": {"Enter": "\r"}.get(key, key)} if key in ("Enter", "/") else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
     def type(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type a text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def screenshot(self, path: Path) -> None:
-        """What the window shows, as PNG."""
+        """Return the visible part of the page as PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
+        """Send a command of the DevTools protocol. Return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -219,9 +219,9 @@ class Page:
             self.troubles.append(told["exceptionDetails"].get("exception", {}).get("description", "exception"))
         if event.get("method") == "Log.entryAdded" and told["entry"]["level"] == "error":
             entry = told["entry"]
-            # A page outlives its server in tests: that what is told live was cut off is no trouble of the page.
+            # In tests, a page can outlive its server. An interrupted event stream is not an error of the page.
             cut_off = entry.get("url", "").endswith("/events") and "net::ERR" in entry["text"]
-            # Chromium fails requests while other tests create network interfaces.
+            # Chromium aborts requests while other tests create network interfaces.
             is_outside = "net::ERR_NETWORK_CHANGED" in entry["text"]
             self.troubles += [] if cut_off or is_outside else [entry["text"]]
 
@@ -232,10 +232,10 @@ class Page:
         self.close()
 
     def close(self) -> None:
-        """End the browser and all its helpers."""
+        """Stop the browser and all its child processes."""
         os.close(self._out)
         os.close(self._in)
-        # Its helpers are in the group that it leads.
+        # The child processes are in the browser's process group.
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._profile.cleanup()

@@ -1,4 +1,4 @@
-"""Bundles made for a test: with any program, for nothing runs it."""
+"""Bundles for tests. Nothing runs their programs, so the programs can be invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = TensorSpec("y", "float32", ("N",))
 
 
 def program(folder: Path, inputs: Sequence[TensorSpec] = (X,), outputs: Sequence[TensorSpec] = (Y,)) -> Artifact:
-    """A program of two files that no runtime would load."""
+    """Return a program of two files that no runtime could load."""
     (folder / "weights").mkdir(exist_ok=True)
     files = {"main.bin": folder / "main.bin", "weights/w.bin": folder / "weights" / "w.bin"}
     for name, path in files.items():
@@ -31,13 +31,13 @@ def program(folder: Path, inputs: Sequence[TensorSpec] = (X,), outputs: Sequence
 
 
 def case(size: int = 3, **more: Any) -> MethodTestCase:
-    """A case of the program above."""
+    """Return a case for the program above."""
     x = np.arange(2 * size, dtype=np.float32).reshape(size, 2)
     return MethodTestCase([x], [x.sum(1)], **more)
 
 
 def control(size: int = 6) -> dict[str, Control]:
-    """The control of the output of such a case, with an element that jumps and one that overflows."""
+    """Return the control for the output of such a case. One element jumps, and one element overflows."""
     (exact,) = case(size).expected_outputs
     held = [exact * np.float32(1 + 0.001 * run) for run in range(1, 4)]
     free = [run.copy() for run in held]
@@ -48,7 +48,7 @@ def control(size: int = 6) -> dict[str, Control]:
 
 
 def judge_controls(made: Bundle) -> None:
-    """Judge answers near and far by the control of each case."""
+    """Compare outputs near the reference and far from it, with the control of each case."""
     for method in made.methods:
         for one in method.cases:
             for name, control in one.control.items():
@@ -58,12 +58,12 @@ def judge_controls(made: Bundle) -> None:
 
 
 def bundle(folder: Path, *cases: MethodTestCase) -> Bundle:
-    """A bundle of the program above."""
+    """Return a bundle of the program above."""
     return Bundle.create(program(folder), [MethodTestSuite("f", cases or (case(), case(1, rtol=0.5)))])
 
 
 def forged(made: Bundle, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """The bundle's file with its manifest changed, and everything that follows from the manifest set right."""
+    """Return the bundle file with a changed manifest, and a header that matches the new manifest."""
     document = made.head.document()
     blobs = {item["digest"]: item["size"] for item in document["blobs"]}
     data = {digest: blob for digest, blob in made._blobs.items()}
@@ -75,7 +75,7 @@ def forged(made: Bundle, change: Callable[[dict[str, Any]], Any]) -> bytes:
 
 
 def digest_patched(raw: bytes) -> bytes:
-    """A file whose manifest was changed in place, with the digest in its header set right."""
+    """Return a file with a manifest that was changed in place, and the matching digest in the header."""
     (size,) = struct.unpack_from("<Q", raw, 24)
     digest = digest_of(raw[HEADER_BYTES : HEADER_BYTES + size]).partition(":")[2]
     return raw[:32] + bytes.fromhex(digest) + raw[64:]

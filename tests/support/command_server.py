@@ -21,7 +21,7 @@ _AT_START = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended: its exit code, None after a timeout, and its output."""
+    """Result of a command: its exit code (None after a timeout) and its output."""
 
     code: int | None
     out: str
@@ -29,15 +29,15 @@ class Finished:
 
 
 class CommandServer:
-    """A process that forks a child for each command. Calls from several threads run at the same time.
+    """Process that forks a child for each command. Several threads can call it at the same time.
 
     Attributes:
-        environment: variables of the server. Commands with other values of variables that Python reads at its start
+        environment: variables of the server. Commands with different values of variables that Python reads at its start
             must run in a new process.
     """
 
     def __init__(self, folder: Path, prefix: Sequence[str] = ()) -> None:
-        """Start the server; ``prefix`` is the start of its command line, such as nsenter's."""
+        """Start the server. ``prefix`` is the start of its command line, such as nsenter and its options."""
         self._address = folder / "commands.sock"
         self.environment = dict(os.environ)
         command = [*prefix, sys.executable, str(Path(__file__).with_name("fork_server.py")), str(self._address)]
@@ -82,7 +82,7 @@ class CommandServer:
                 return connection
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(_START_S)

@@ -1,7 +1,6 @@
-"""A shell on this machine with the surface of :class:`hil.controller.devices.ssh.shell.Shell`, for boards without an
-agent.
+"""Shell on this machine with the interface of :class:`hil.controller.devices.ssh.shell.Shell`, for agentless boards.
 
-Commands go through ``sh`` exactly as sshd gives them to a login shell, so quoting is tested as it is.
+It passes commands to ``sh`` exactly as sshd passes them to a login shell, so the tests cover quoting.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from hil.errors import BoardError, BoardLost
 
 @dataclass
 class LocalShell:
-    """Commands in a folder that stands for the board's home.
+    """Run commands in a directory that replaces the board's home directory.
 
     Attributes:
-        home: the folder.
-        path: the PATH that commands see.
+        home: the directory.
+        path: the PATH of the commands.
         sh: the login shell.
-        commands: every command that was run.
-        puts: name and size of every file that was put.
-        cut_at_put: the put (counted from 1) at which the link breaks; 0 is never.
+        commands: all commands that ran.
+        puts: name and size of all uploaded files.
+        cut_at_put: number of the upload (from 1) at which the connection breaks; 0 is never.
     """
 
     home: Path

@@ -1,4 +1,4 @@
-"""`hil` as a user calls it, and models made for a test. A pytest plugin for all tests."""
+"""The command `hil` as a user runs it, and models for tests. A pytest plugin for all tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMEOUT_S = 240.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -47,19 +47,21 @@ class Ended:
 
 
 def with_tools(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that imports `tools`, as the scripts give it."""
+    """Return the environment of a process that imports `tools`, as the scripts set it."""
     return {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON documents of a file that somebody adds to; none where it is not there yet."""
+    """Return the JSON documents of a file that another process extends, or an empty list if the file does not exist
+    yet.
+    """
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for all workers of this session. Packages for boards and compiled libraries outlast it."""
+    """Cache for all workers of this session. Packages for boards and compiled libraries remain after the session."""
     folder = tmp_path_factory.getbasetemp()
     cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared-cache"
     cache.mkdir(exist_ok=True)
@@ -99,7 +101,7 @@ def _start_command_server() -> tuple[CommandServer, tempfile.TemporaryDirectory[
 
 
 def pytest_unconfigure() -> None:
-    """End the server of the commands, if a test started it."""
+    """Stop the command server, if a test started it."""
     if _start_command_server.cache_info().currsize:
         server, folder = _start_command_server()
         server.close()
@@ -108,12 +110,12 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def hil(tmp_path: Path, environment: dict[str, str], sharing_environment: dict[str, str]) -> Callable[..., Ended]:
-    """Runs `hil ARGS...` in an empty folder."""
+    """Return a function that runs `hil ARGS...` in an empty directory."""
     unchanged = dict(environment)
 
     def call(*args: object, cwd: Path = tmp_path) -> Ended:
         words = [*map(str, args)]
-        # Each other environment and board config would leave an idle simulator.
+        # Every additional environment or board config would leave an idle simulator.
         shares = environment == unchanged and "--board" not in words
         return run_hil(words, sharing_environment if shares else environment, cwd)
 
@@ -137,7 +139,7 @@ def run_hil(words: Sequence[str], environment: Mapping[str, str], cwd: Path, tim
 
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A simulator that many tests use, one after another."""
+    """Simulator that many tests use, one after another."""
     folder = tmp_path_factory.mktemp("sim")
     process, address = start_process("hil.sim", f"unix:{folder}/sim.sock", folder / "store")
     yield address
@@ -146,7 +148,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def doubling(tmp_path: Path) -> Path:
-    """y = x + x, 4 float32."""
+    """Save a model that computes y = x + x, with 4 float32 values."""
     node = helper.make_node("Add", ["x", "x"], ["y"], "twice")
     value = (TensorProto.FLOAT, [4])
     return save_model(tmp_path / "doubling.onnx", [node], [("x", *value)], [("y", *value)])

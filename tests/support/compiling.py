@@ -1,4 +1,4 @@
-"""A compiler that does what a test wants of it."""
+"""Compiler whose behaviour a test defines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hil.controller.storage.isolation.isolated import Isolated
 
 
 def fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Isolated:
-    """A pool of one whose worker finds this script in place of iree-compile, and the rest of iree.compiler as it is."""
+    """Return a pool with one worker. The worker finds this script instead of iree-compile; iree.compiler is otherwise
+    unchanged.
+    """
     package = folder / "fake" / "iree" / "compiler"
     (package / "_mlir_libs").mkdir(parents=True)
     binary = package / "_mlir_libs" / "iree-compile"

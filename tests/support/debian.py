@@ -1,4 +1,4 @@
-"""Programs of Debian packages, unpacked into the cache, for a machine that lacks them."""
+"""Programs of Debian packages, unpacked into the cache, for a machine on which they are not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.virtual_board.places import cache_folder, made
 
 
 def _unpacked(name: str, package: str) -> tuple[Path, dict[str, str]]:
-    """Return the folder below which a package and what this machine lacks for it lie, and the environment it needs."""
+    """Return the directory with an unpacked package and its missing dependencies, and the necessary environment."""
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     arch = platform.machine()
     place = made(cache_folder()) / f"{name}-{release}-{arch}"
@@ -23,7 +23,7 @@ def _unpacked(name: str, package: str) -> tuple[Path, dict[str, str]]:
         if not (place / "ready").exists():
             apt = Apt(made(place / "apt"), arch, release)
             apt.update()
-            # What this machine has need not be fetched: its libraries serve these programs too.
+            # Do not download what this machine already has: its libraries also work for these programs.
             shutil.copy("/var/lib/dpkg/status", apt.folder / "status")
             for deb in apt.download([package]):
                 unpack(deb, made(place / "root"))
@@ -34,7 +34,7 @@ def _unpacked(name: str, package: str) -> tuple[Path, dict[str, str]]:
 
 @functools.cache
 def program(name: str, package: str, path: str) -> tuple[Path, dict[str, str]]:
-    """Return a program, this machine's own or that at a path of a package, and the environment it needs."""
+    """Return a program of this machine, or at a path in a package, and the environment that it needs."""
     if found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):
         return Path(found), {}
     root, environment = _unpacked(name, package)

@@ -1,4 +1,4 @@
-"""Putting small agents on this very machine."""
+"""Deploy small agents to this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Small = Callable[..., AgentRecipe]
 
 
 def empty_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pip look into a package index that has nothing."""
+    """Make pip use an empty package index."""
     simple = folder / "simple"
     simple.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

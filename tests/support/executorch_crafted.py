@@ -10,7 +10,7 @@ from flatbuffers import Builder
 
 
 def bundled(shapes: Sequence[Sequence[int]], program: bytes = b"") -> memoryview:
-    """A ``.bpte`` with one case of the method ``forward``: zeros of these shapes in, and the same out."""
+    """Return a ``.bpte`` file with a case of the method ``forward``. Inputs and outputs are zeros of these shapes."""
     builder = Builder()
     held = builder.CreateByteVector(program)
     values = _vector(builder, [_value(builder, shape) for shape in shapes])

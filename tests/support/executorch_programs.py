@@ -1,4 +1,4 @@
-"""Small PyTorch programs for the tests of ExecuTorch, and what ExecuTorch's own tools make of them."""
+"""Small PyTorch programs for the tests of ExecuTorch, and the results of ExecuTorch's own tools for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Linear(nn.Module):
-    """Two outputs of one input: [2, 4] to [2, 3] and [2, 4]."""
+    """Compute two outputs from one input: [2, 4] to [2, 3] and [2, 4]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Linear(nn.Module):
 
 
 class Kinds(nn.Module):
-    """Numbers in, which the program then holds; of what comes out, some is no tensor."""
+    """Take numbers, which become constants of the program. Some of the outputs are not tensors."""
 
     def forward(self, x: torch.Tensor, factor: int, shift: float, negate: bool) -> Any:
         y = x * factor + shift
@@ -74,7 +74,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """A transformer's block: [1, 16, 32] to [1, 16, 32]."""
+    """Transformer block: [1, 16, 32] to [1, 16, 32]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ NETS = {
 
 
 def export(module: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Any:
-    """An exported program of a module in evaluation mode."""
+    """Return the exported program of a module in evaluation mode."""
     return torch.export.export(module.eval(), tuple(inputs), dynamic_shapes=dynamic_shapes)
 
 
 def save_pt2(path: Path, program: Any) -> Path:
-    """Write an exported program as a .pt2."""
+    """Write an exported program as a .pt2 file."""
     torch.export.save(program, path)
     return path
 
 
 def lower(program: Any, *, portable: bool = False) -> Any:
-    """What stock ExecuTorch makes of an exported program."""
+    """Lower an exported program with the original ExecuTorch."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -117,13 +117,13 @@ def lower(program: Any, *, portable: bool = False) -> Any:
 
 
 def save_pte(path: Path, program: Any, *, portable: bool = False) -> Path:
-    """Write what stock ExecuTorch makes of an exported program as a .pte."""
+    """Lower an exported program with the original ExecuTorch, and write it as a .pte file."""
     path.write_bytes(lower(program, portable=portable).buffer)
     return path
 
 
 def save_bpte(path: Path, program: Any, cases: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> Path:
-    """Bundle stock ExecuTorch's program with cases, (inputs, expected outputs) each, with stock ExecuTorch's tools."""
+    """Write a bundle with the original ExecuTorch. Each case consists of inputs and expected outputs."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
@@ -134,10 +134,10 @@ def save_bpte(path: Path, program: Any, cases: Sequence[tuple[Sequence[Any], Seq
 
 
 def stock_verdict(path: Path, case: int, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
-    """Whether stock ExecuTorch's own verifier is content with a case of a .bpte."""
+    """Return whether ExecuTorch's own verifier accepts a case of a .bpte file."""
     from executorch.extension.pybindings import _C
 
-    data = path.read_bytes()  # the library reads it later
+    data = path.read_bytes()  # The library reads this value later.
     bundle = _C._load_bundled_program_from_buffer(data)
     try:
         bundle.verify_result_with_bundled_expected_output("forward", case, rtol, atol)

@@ -1,4 +1,4 @@
-"""An agent of hil.v1 in this process: blobs in memory, programs that add 1, and accidents that a test asks for."""
+"""Agent of hil.v1 in this process. Blobs are in memory, programs add 1, and tests can request failures."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -31,22 +31,22 @@ RUNTIME = "onnxruntime"
 
 @dataclass
 class FakeAgent:
-    """A context manager. A program takes ``x`` and gives ``y = x + 1``, float32 of any length.
+    """Context manager. A program takes ``x`` and returns ``y = x + 1``, float32 of any length.
 
     Attributes:
-        socket: where it listens.
-        build: what Describe calls it.
-        readings: of the board, in Describe and after each run.
-        profile_tool: what the runtime lacks for profiling.
+        socket: listening address.
+        build: build ID in Describe.
+        readings: counters of the board, in Describe and after each run.
+        profile_tool: missing profiling tool of the runtime.
         blobs: digest -> content.
-        partial: digest -> what came of an upload that was cut.
-        offsets: where each upload went on from, in order.
-        calls: the names of the methods that were called, in order.
-        cut_at: after so many bytes of uploads the agent is gone, once; 0 is never.
-        damaged: blobs that turn out damaged when a program is loaded, and are dropped then.
-        end_in_run: the reason for which the session ends in the middle of the next run; "" is none.
-        spoil_outputs: whether an output's bytes are changed on their way.
-        pace_s: how long each piece of a blob or an output takes.
+        partial: digest -> received bytes of an interrupted upload.
+        offsets: offsets at which uploads resumed, in order.
+        calls: names of the called methods, in order.
+        cut_at: number of uploaded bytes after which the agent stops, once; 0 is never.
+        damaged: blobs that are damaged when a program is loaded, and are then deleted.
+        end_in_run: reason for which the session ends during the next run; "" is never.
+        spoil_outputs: whether the bytes of an output change during the transfer.
+        pace_s: time for each piece of a blob or an output.
     """
 
     socket: Path
@@ -76,7 +76,7 @@ class FakeAgent:
         return f"unix:{self.socket}"
 
     def start(self) -> None:
-        """Serve; whatever a session had is gone."""
+        """Start the server. The state of earlier sessions is lost."""
         self.session = ""
         self.programs: dict[str, str] = {}
         self._replies: queue.SimpleQueue[pb.HoldReply | None] = queue.SimpleQueue()
@@ -90,12 +90,12 @@ class FakeAgent:
         self._server.start()
 
     def stop(self) -> None:
-        """Be gone."""
+        """Stop the server."""
         self._replies.put(None)
         self._server.stop(0).wait()
 
     def end_session(self, reason: str) -> None:
-        """End the session that is open."""
+        """End the active session."""
         self.session = ""
         self._replies.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
         self._replies.put(None)
@@ -148,7 +148,7 @@ class FakeAgent:
                 for _ in requests:
                     pass
             except Exception:
-                pass  # the connection is gone
+                pass  # The connection was lost.
             replies.put(None)
 
         threading.Thread(target=listen, daemon=True).start()
@@ -277,6 +277,6 @@ class FakeAgent:
 
 
 def program(path: Path, size: int = 1000) -> Artifact:
-    """A program of so many bytes, for a fake agent."""
+    """Return a program with this number of bytes, for a fake agent."""
     path.write_bytes(np.random.default_rng(size).bytes(size))
     return Artifact(RUNTIME, path.name, {path.name: path}, {path.name: digest_file(path)}, "main", "none")

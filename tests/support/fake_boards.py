@@ -1,4 +1,4 @@
-"""Boards that are objects of this process: what they do is scripted, so a test of the runner takes milliseconds."""
+"""Boards that are objects in this process. Their behaviour is scripted, so a test of the runner takes milliseconds."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Y = TensorSpec("y", "float32", (2,))
 
 @dataclass
 class FakeBoard:
-    """A board that doubles its input, unless an event of its script is due.
+    """Board that doubles its input, unless its script contains an event for the call.
 
     Attributes:
-        name: the board's.
-        script: (stage, name of the case's program) -> what is raised there, once.
-        did: what happened, in order: ``push a``, ``load a``, ``run a``, ``unload a``, ``close``.
-        counts: of every run, how many iterations were timed and how many were not.
+        name: name of the board.
+        script: (stage, name of the case's program) -> error to raise, once.
+        did: all events, in order: ``push a``, ``load a``, ``run a``, ``unload a``, ``close``.
+        counts: number of timed and of untimed iterations of every run.
     """
 
     name: str
@@ -67,34 +67,34 @@ class FakeBoard:
         return FakeWatch(samples=[], problem="no counters")
 
     def note(self, stage: str, program: str) -> None:
-        """Write down what happens, and raise what the script has for it."""
+        """Record an event, and raise the error that the script defines for it."""
         self.did.append(f"{stage} {program}")
         if error := self.script.pop((stage, program), None):
             raise error
 
     def take(self) -> None:
-        """It is nobody else's."""
+        """Take the board. It is always free."""
 
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
-        """Send 8 bytes."""
+        """Upload 8 bytes."""
         self.note("push", artifact.function)
         progress(8, 8)
         return 8
 
     def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> FakeProgram:
-        """Load."""
+        """Load a program."""
         self.note("load", artifact.function)
         return FakeProgram(self, artifact)
 
     def close(self) -> None:
-        """Give it back; a second time does nothing."""
+        """Release the board. A second call has no effect."""
         if not self.closed:
             self.did.append("close")
         self.closed = True
 
 
 class FakeWatch(SimpleNamespace):
-    """The counters of a fake board during a block."""
+    """Counters of a fake board during a block."""
 
     def __enter__(self) -> FakeWatch:
         return self
@@ -105,15 +105,15 @@ class FakeWatch(SimpleNamespace):
 
 @dataclass
 class FakeProgram:
-    """A program that is loaded."""
+    """Loaded program."""
 
     board: FakeBoard
     artifact: Artifact
-    factor: ClassVar[int] = 2  # what it multiplies by: another one is a wrong answer
+    factor: ClassVar[int] = 2  # Factor for the input. Other factors give a wrong output.
 
     @property
     def loaded(self) -> SimpleNamespace:
-        """What it takes and gives."""
+        """Return the signature of the program."""
         return SimpleNamespace(function=self.artifact.function, inputs=(X,), outputs=(Y,))
 
     def run(
@@ -126,8 +126,8 @@ class FakeProgram:
         names: Sequence[str] = ("y",),
         **_: Any,
     ) -> tuple[RunResult, SimpleNamespace]:
-        """Double the input, or generate tokens as :class:`SummingProgram`; each iteration takes 5 ns."""
-        if steps is None or steps.steps:  # not the run of all tokens as a prompt
+        """Double the input, or generate tokens like :class:`SummingProgram`. Each iteration takes 5 ns."""
+        if steps is None or steps.steps:  # Not the run of all tokens as a single prompt.
             self.board.note("run", self.artifact.function)
             self.board.counts.append((iterations, warmup))
         arrays = [inputs["x"] * self.factor] if steps is None else run_summing(steps, inputs)
@@ -138,21 +138,21 @@ class FakeProgram:
         return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0)
 
     def log(self) -> list[str]:
-        """One line."""
+        """Return a log of one line."""
         return ["ran"]
 
     def unload(self) -> None:
-        """End it."""
+        """Unload the program."""
         self.board.did.append(f"unload {self.artifact.function}")
 
 
 class FakeBoards:
-    """What :func:`open_board` gives: a new board each time, with the script of the address.
+    """Replacement for :func:`open_board`. Each call opens a new board with the script of its address.
 
     Attributes:
-        opened: every board that was opened, in order.
-        scripts: address -> events of its boards; those that happened do not happen again.
-        refuse: address -> errors of opening it, one at a time.
+        opened: all opened boards, in order.
+        scripts: address -> events of its boards. Each event occurs only once.
+        refuse: address -> errors of opening the board, one per call.
     """
 
     def __init__(self) -> None:
@@ -170,22 +170,22 @@ class FakeBoards:
 
     @property
     def did(self) -> list[str]:
-        """What all boards did, in the order in which they were opened."""
+        """Return the events of all boards, in the order in which they were opened."""
         return [one for board in self.opened for one in board.did]
 
 
 @pytest.fixture
 def fake_boards(monkeypatch: pytest.MonkeyPatch) -> FakeBoards:
-    """In place of real boards."""
+    """Replace real boards."""
     boards = FakeBoards()
     monkeypatch.setattr(board_pool, "open_board", boards)
-    # A board that is lost is found again at once where the script lets it.
+    # hil finds a lost board again at once, if the script allows it.
     monkeypatch.setattr(board_pool, "reconnect", lambda lost, error, reopen: lost.close())
     return boards
 
 
 def fake_case(name: str, **options: Any) -> Case:
-    """A case that comes with its program and what is expected: nothing is to compile and nobody to ask."""
+    """Return a case with a program and expected outputs, so that no compilation and no reference is necessary."""
     artifact = Artifact("onnxruntime", "p", {}, {"p": f"blake3:{name}"}, name, "none", inputs=(X,), outputs=(Y,))
     x = np.array([1, 2], np.float32)
     reference = RunResult("expected", {"y": x * 2})
@@ -202,11 +202,11 @@ def fake_case(name: str, **options: Any) -> Case:
 
 
 def fake_choice(name: str = "a") -> BoardChoice:
-    """A board that has an address and an ordinary config."""
+    """Return a board with an address and an ordinary config."""
     choice = choose(f"unix:/fake/{name}")
     return replace(choice, address=f"unix:/fake/{name}")
 
 
 def lost(message: str = "the link broke") -> BoardLost:
-    """A board that is gone."""
+    """Return the error of a lost board."""
     return BoardLost(message)

@@ -1,5 +1,7 @@
-"""A gateway of a farm in this process, with the leases and tunnels of a real one but no database and no hosts: boards
-are agents that a test has started. What may go wrong on the way is done by its methods."""
+"""Gateway of a farm in this process, with real leases and tunnels, but without a database and hosts.
+
+The boards are agents that a test started. Methods of the gateway simulate failures.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ class Lease:
     beats: int = 0
     resumed: int = 0
     key: str = "secret"
-    # What ended it: the holder's own end of the stream, or somebody else.
+    # Cause of the end: the holder closed the stream, or another event.
     given_back: bool = False
-    # The holder was told that it is over.
+    # The holder knows that the lease has ended.
     told: bool = False
 
 
@@ -80,7 +82,7 @@ class Board:
 
 @dataclass
 class FakeFarm:
-    """The gateway. ``cut`` breaks every stream as a gateway that dies does."""
+    """Gateway. ``cut`` breaks all streams, like a gateway that crashes."""
 
     path: Path
     boards: dict[str, Board] = field(default_factory=dict)
@@ -121,13 +123,13 @@ class FakeFarm:
         return self.boards[name]
 
     def remove(self, name: str, why: str) -> None:
-        """A board is gone, and with it the lease on it."""
+        """Remove a board, and end the lease on it."""
         self.end(name, why)
         with self.changed:
             del self.boards[name]
 
     def end(self, name: str, why: str) -> None:
-        """The farm ends the lease on a board."""
+        """End the lease on a board."""
         with self.changed:
             board = self.boards[name]
             if board.lease:
@@ -135,7 +137,7 @@ class FakeFarm:
             self.changed.notify_all()
 
     def cut(self) -> None:
-        """Every stream breaks; the leases stay."""
+        """Break all streams. The leases remain."""
         with self.changed:
             self.generation += 1
             self.changed.notify_all()
@@ -178,7 +180,7 @@ class FakeFarm:
             with contextlib.suppress(Exception):
                 for _ in requests:
                     lease.beats += 1
-                # A stream that we break ends the requests, too.
+                # If we break a stream, its requests end too.
                 lease.given_back = generation == self.generation and context.is_active()
             with self.changed:
                 ended.set()
@@ -216,7 +218,7 @@ class FakeFarm:
         return {"name": str(lease.number), "submission": lease.number, "state": "queued", "priority": priority}
 
     def ask(self, request: pb.AskRequest, context: grpc.ServicerContext) -> pb.Answer:
-        """The queue, and before it three jobs of somebody else's."""
+        """Return the queue, with three jobs of another user before the lease."""
         assert request.WhichOneof("question") == "jobs" and list(request.jobs.state) == ["queued"]
         others = [job("1", submission=0) for _ in range(3)]
         queued = [job(**self._job(lease)) for lease in self.leases if not lease.board and not lease.over]
@@ -271,7 +273,7 @@ def fake_farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeF
 
 
 def _fence_of(agent: str) -> int:
-    """The highest fence that an agent has seen, in an earlier test perhaps."""
+    """Return the highest fence that an agent has accepted, possibly in an earlier test."""
     if not Path(agent.removeprefix("unix:")).exists():
         return 0
     client = AgentClient(AgentEndpoint(agent), "agent")
@@ -283,7 +285,7 @@ def _fence_of(agent: str) -> int:
 
 @pytest.fixture(scope="session")
 def farm_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Three simulators that many tests use."""
+    """Three simulators that many tests share."""
     folder = tmp_path_factory.mktemp("agents")
     started = [start_process("hil.sim", f"unix:{folder}/{n}.sock", folder / f"store-{n}") for n in range(3)]
     yield [address for _, address in started]
@@ -292,7 +294,7 @@ def farm_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
 
 
 def start_hil(environment: dict[str, str], folder: Path, *args: object) -> subprocess.Popen[str]:
-    """`hil ARGS...`, begun."""
+    """Start `hil ARGS...`."""
     command = [sys.executable, "-m", "hil.controller.cli.main", *map(str, args)]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""A farm as `hil web` sees it, without one: what it answers is what a test says."""
+"""Farm for tests of `hil web`, without a gateway. The test defines the responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hil.errors import AccessRefused, FarmUnreachable, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 from support.waiting import eventually
 
-# Files are sent in pieces of so many bytes.
+# Number of bytes in each piece of a file.
 PIECE = 1000
 
 
@@ -27,7 +27,7 @@ def at(seconds: float) -> str:
 
 
 def parsed(what: str, answer: Any) -> Any:
-    """Return a gateway's answer as a client reads it."""
+    """Return a gateway's response as a client reads it."""
     return parse_answer(pb.Json(text=json.dumps(answer).encode()), what)
 
 
@@ -50,7 +50,7 @@ def job(name: str, state: str = "queued", **values: Any) -> dict[str, Any]:
 
 
 class FakeFarm:
-    """What there is, who may come, and what was done."""
+    """State of the farm, its users, and the received requests."""
 
     def __init__(self) -> None:
         self.users = {"own": ("ada", Role.ADMIN)}
@@ -75,13 +75,13 @@ class FakeFarm:
         self.events.append({"id": len(self.events) + 1, "what": what, **usual, **values})
 
     def keep(self, data: bytes) -> str:
-        """Put a file into its store; its digest."""
+        """Store a file. Return its digest."""
         digest = digest_of(data)
         self.files[digest] = data
         return digest
 
     def end(self, name: str, files: dict[str, bytes], kind: Kind = Kind.RUN, **record: Any) -> None:
-        """A job has ended, and has made these files."""
+        """Add a job that has ended and has written these files."""
         spec = JobSpec(kind).to_json()
         self.jobs.append(job(name, "done", kind=kind.value))
         result = {"exit_code": 0, "outcome": "PASS", "reason": "", "infrastructure": False, "record": record}
@@ -92,7 +92,7 @@ class FakeFarm:
         return [one for one in self.logs if one["number"] > number]
 
     def cases_of(self, name: str) -> list[dict[str, str]]:
-        """What the cases of a job, or of all of a submission, came to."""
+        """Return the outcomes of the cases of a job, or of all jobs of a submission."""
         jobs = [one["name"] for one in self.jobs if name in (one["name"], str(one["submission"]))]
         return [{"job": job, "reason": "", **case} for job in jobs for case in self.cases.get(job, [])]
 
@@ -104,7 +104,9 @@ class FakeFarm:
 
 
 def busy_farm() -> FakeFarm:
-    """Three boards; job 1 runs, 2.1 and 2.2 wait, 3 ended; of people each may something else."""
+    """Return a farm with three boards. Job 1 runs, jobs 2.1 and 2.2 wait, job 3 has ended. There is a user of each
+    role.
+    """
     farm = FakeFarm()
     farm.users |= {"v": ("vic", Role.VIEWER), "s": ("sue", Role.SUBMITTER), "a": ("amy", Role.ADMIN)}
     farm.boards = [
