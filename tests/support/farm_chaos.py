@@ -1,7 +1,7 @@
-"""Chaos: a farm of simulated boards works off jobs while everything of it is killed, frozen and cut, again and again.
+"""Chaos test: a farm of simulated boards runs jobs while its parts are repeatedly killed, frozen and disconnected.
 
-Three hosts attend two gateways, each by way of a relay of its own; a third of the boards are presented by two hosts.
-What happens when is made from a seed (:mod:`farm_chaos_plan`); what must hold is in :mod:`farm_chaos_checks`.
+Three hosts serve two gateways, each through a separate relay. Two hosts present a third of the boards. A seed
+determines all events (:mod:`farm_chaos_plan`). :mod:`farm_chaos_checks` contains the conditions that must hold.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ USERS = ("ann", "ben")
 TERMS = "[terms]\nquarantine_s = 2\nquarantine_most_s = 5\n"
 ATTEMPTS = 40
 _PYTHON = sys.executable
-# More than a job takes on the slowest machine: none ends by its time limit.
+# Longer than a job takes on the slowest machine, so that no job ends by its time limit.
 _JOB_S = 600.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much chaos: jobs and how many a submission, boards, for how long, and how often something is done."""
+    """Size of the chaos test: jobs, jobs per submission, boards, duration, and time between events."""
 
     jobs: int = 500
     each: int = 20
@@ -64,11 +64,11 @@ QUICK = Size(jobs=24, each=6, boards=4, hosts=2, seconds=14.0, every_s=1.5, pati
 
 @dataclass
 class Farm:
-    """The farm under test, and what is known of it.
+    """The farm under test.
 
     Attributes:
-        expected: job -> the exit code and outcome that it must have.
-        done: what was done to it, in order: seconds, what, to whom.
+        expected: job -> required exit code and outcome.
+        done: events in order: seconds, action, target.
     """
 
     folder: Path
@@ -84,28 +84,28 @@ class Farm:
     done: list[tuple[float, str, str]] = field(default_factory=list)
 
     def client(self, user: str) -> FarmClient:
-        """A connection of a user, to either gateway."""
+        """Return a user's connection to all gateways."""
         addresses = tuple(f"{LOOPBACK}:{port}" for port in self.gateways)
-        # On a busy machine gateways need seconds to start.
+        # Gateways need seconds to start on a busy machine.
         return FarmClient(FarmAddress(addresses, self.tokens[user]), restart_s=self.size.patience_s)
 
 
 def hosts_of(board: int, boards: int, hosts: int) -> list[int]:
-    """Which hosts present a board: its own, and for every third one the next host too."""
+    """Return the hosts that present a board: one host, and for each third board the next host too."""
     own = board * hosts // boards
     return [own] if board % 3 else sorted({own, (own + 1) % hosts})
 
 
 @contextmanager
 def running(size: Size, faults: Mapping[int, str] = MappingProxyType({})) -> Iterator[Farm]:
-    """A farm whose parts are started again whenever they die, some boards with a fault of the simulator's."""
+    """Run a farm whose parts restart after they die. Some boards have a fault of the simulator."""
     folder = Path(tempfile.mkdtemp(prefix="hil-chaos-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for name in ("tmp", "s", "home", "boards"):
             (folder / name).mkdir()
         (folder / "home/farm.toml").write_text(TERMS)
-        # What the database starts is marked as well.
+        # Mark the processes that the database starts, too.
         os.environ[MARK] = folder.name
         stack.callback(os.environ.pop, MARK, None)
         database = stack.enter_context(EmbeddedDatabase(folder / "postgres", settings={"fsync": "off"}))
@@ -128,7 +128,7 @@ def running(size: Size, faults: Mapping[int, str] = MappingProxyType({})) -> Ite
 
 
 def _up_again(database: EmbeddedDatabase) -> None:
-    # It may be killed while it starts: then it is started again at the next look.
+    # The process may be killed while it starts. Then the keeper starts it again at its next check.
     with suppress(FarmError):
         database.start()
 
@@ -145,7 +145,7 @@ async def _prepare(url: str) -> dict[str, str]:
 
 
 def start_gateway(farm: Farm, number: int) -> None:
-    """One gateway on the farm's database."""
+    """Start a gateway on the farm's database."""
     listen = f"{LOOPBACK}:{farm.gateways[number]}"
     command = [_PYTHON, "-m", "hil", "farm", "gateway", "--db", farm.database.url, "--listen", listen]
     farm.keeper.keep(f"gateway-{number}", command, **_places(farm, farm.folder / "home"))
@@ -189,7 +189,7 @@ def _start_host(farm: Farm, number: int) -> None:
 
 
 def boards_online(farm: Farm) -> int:
-    """How many boards are online now; 0 while nobody answers."""
+    """Return the number of boards that are online; 0 if no gateway responds."""
     try:
         with farm.client("ann") as client:
             return sum(board.state == "online" for board in client.ask("boards"))
@@ -198,7 +198,7 @@ def boards_online(farm: Farm) -> int:
 
 
 class Attack:
-    """Does what the plan says, in a thread of its own."""
+    """Execute the plan in a separate thread."""
 
     def __init__(self, farm: Farm, plan: list[Blow]) -> None:
         self._farm, self._plan = farm, plan
@@ -214,7 +214,7 @@ class Attack:
             self._wait(min(at for at, _ in self._mends))
 
     def _wait(self, until: float) -> None:
-        """Until then, mending what is due."""
+        """Wait until a time. Meanwhile, undo the events that end."""
         while True:
             for due, mend in [one for one in self._mends if one[0] <= time.monotonic()]:
                 mend()
@@ -224,7 +224,7 @@ class Attack:
             time.sleep(min(0.02, max(until - time.monotonic(), 0.001)))
 
     def _strike(self, blow: Blow) -> str:
-        """Do it; returns to whom."""
+        """Execute an event. Return its target."""
         farm, keeper = self._farm, self._farm.keeper
         verb, kind = blow.what.split()
         if kind == "database":
@@ -258,7 +258,7 @@ def _pick(things: list, pick: float):
 
 
 def submit(farm: Farm, plan: list[Batch], jobs: dict[str, KnownJob]) -> None:
-    """Submit the batches, each at its time, however often it takes."""
+    """Submit each batch at its time. Repeat failed submissions."""
     begun = time.monotonic()
     for batch in plan:
         time.sleep(max(begun + batch.at_s - time.monotonic(), 0.0))
@@ -294,7 +294,7 @@ def _again(call: Callable[[], tuple[int, list[str]]], seconds: float = 120.0) ->
 
 
 def jobs_left(farm: Farm) -> int:
-    """How many of the submitted jobs have no result yet; all of them while nobody answers."""
+    """Return the number of submitted jobs without a result; all jobs if no gateway responds."""
     try:
         with farm.client("ann") as client:
             counts = client.ask("stats").jobs
@@ -304,7 +304,7 @@ def jobs_left(farm: Farm) -> int:
 
 
 def run(size: Size, seed: int, say: Callable[[str], None] = print) -> verdict.Verdict:
-    """Start a farm, beat it, wait until its jobs are done, and look at what is left."""
+    """Start a farm, run the plan, wait until the jobs have ended, and check the final state."""
     with running(size) as farm:
         jobs = known_jobs(farm.folder / "home")
         eventually(lambda: boards_online(farm) == size.boards, within_s=180)

@@ -1,6 +1,6 @@
-"""What must hold after a farm was beaten: pure checks over what the database and the agents' own journals say.
+"""Conditions that must hold after a chaos test: pure functions of the database's rows and the agents' journals.
 
-Each gives violations, in words; none is what is wanted. :mod:`test_farm_chaos_checks` plants some.
+Each function yields violations as text. :mod:`test_farm_chaos_checks` tests the functions with planted violations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Session:
-    """A session as an agent's journal tells it; one without an end was cut off with its agent."""
+    """Session in an agent's journal. A session without an end was interrupted when its agent was killed."""
 
     fence: int
     begun: int
@@ -28,7 +28,7 @@ class Session:
 
 @dataclass
 class Board:
-    """What an agent's journal tells: its sessions in order, and what ran, as (what, fence, begin, end)."""
+    """Content of an agent's journal: the sessions in order, and the runs as (what, fence, begin, end)."""
 
     name: str
     sessions: list[Session] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Board:
 
 
 def read_journal(store: Path) -> list[Event]:
-    """The lines of an agent's journal, the older file first; a last line that was cut off is none."""
+    """Return the lines of an agent's journal, the older file first. An incomplete last line is ignored."""
     lines: list[Event] = []
     for name in ("journal.jsonl.1", "journal.jsonl"):
         if (store / name).exists():
@@ -49,13 +49,13 @@ def read_journal(store: Path) -> list[Event]:
 
 
 def board_of(name: str, events: Iterable[Event]) -> Board:
-    """Sessions and runs out of a journal. What an agent that was killed left open ended before the next one began."""
+    """Return the sessions and runs of a journal. The open sessions of a killed agent end when the next agent starts."""
     board = Board(name)
     open_runs: dict[tuple[int, str], int] = {}
     for event in events:
         what, at, fence = str(event["what"]), int(event["at_ns"]), int(event.get("fence", 0))
         if what == "agent started":
-            # Its workers died with it: nothing of the former agent goes on.
+            # The workers died with the agent, so no run of the earlier agent continues.
             open_runs.clear()
             for session in board.sessions:
                 session.ended = session.ended or at
@@ -77,7 +77,7 @@ def board_of(name: str, events: Iterable[Event]) -> Board:
 
 
 def board_violations(board: Board) -> Iterator[str]:
-    """Two jobs at once, or one out of its fence, on one board."""
+    """Yield violations on a board: two jobs at the same time, or a job outside of its fence."""
     highest = 0
     last: Session | None = None
     for session in board.sessions:
@@ -101,10 +101,10 @@ def board_violations(board: Board) -> Iterator[str]:
 
 
 def lease_violations(leases: Sequence[Row], boards: Mapping[str, Board]) -> Iterator[str]:
-    """Leases that overlap, sessions that no lease explains, and results of leases that never had their board.
+    """Yield leases that overlap, sessions without a lease, and results of leases that never used their board.
 
     Args:
-        leases: rows with board, fence, job, kind, granted_at and ended_at (seconds), and counted (it gave the
+        leases: rows with board, fence, job, kind, granted_at and ended_at (seconds), and counted (the lease gave the
             job's result).
         boards: journals by board.
     """
@@ -121,7 +121,7 @@ def lease_violations(leases: Sequence[Row], boards: Mapping[str, Board]) -> Iter
     fences = {(lease["board"], lease["fence"]) for lease in leases}
     seen = {(name, session.fence) for name, board in boards.items() for session in board.sessions}
     for lease in leases:
-        # A check may end with that the board did not answer.
+        # A health check can end because the board does not respond.
         ran = lease["counted"] and lease["kind"] != "health"
         if ran and (lease["board"], lease["fence"]) not in seen:
             yield f"{lease['board']}: job {lease['job']} has a result, and never had it by {lease['fence']}"
@@ -132,10 +132,10 @@ def lease_violations(leases: Sequence[Row], boards: Mapping[str, Board]) -> Iter
 
 
 def result_violations(jobs: Sequence[Row], expected: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """A job without its one final result, or with the wrong one.
+    """Yield jobs without exactly one final result, and jobs with a wrong result.
 
     Args:
-        jobs: rows with name, state, results (how many), exit_code, outcome, reason.
+        jobs: rows with name, state, results (number of results), exit_code, outcome, reason.
         expected: name -> exit code and outcome.
     """
     names = Counter(job["name"] for job in jobs)
@@ -156,11 +156,11 @@ def result_violations(jobs: Sequence[Row], expected: Mapping[str, tuple[int, str
 
 
 def retry_violations(leases: Sequence[Row], final: Collection[str]) -> Iterator[str]:
-    """A job that went on after it had its result, or that was tried again after a result of its own.
+    """Yield jobs that continued after their result, and jobs that were repeated although an attempt gave a result.
 
     Args:
         leases: rows with job (its name), fence, granted_at, reason and counted (its report became the result).
-        final: names of the jobs that have a result which some lease gave.
+        final: names of the jobs whose result is from a lease.
     """
     by_job: dict[str, list[Row]] = {}
     for lease in leases:

@@ -1,11 +1,11 @@
-"""What is done to a farm, and when: made from a seed alone."""
+"""Plan of the events of a chaos test. It depends only on a seed."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-# How often each happens, beside the others.
+# Relative frequency of each event.
 WEIGHTS = {
     "kill worker": 8,
     "kill agent": 6,
@@ -16,7 +16,7 @@ WEIGHTS = {
     "cut link": 3,
     "drop link": 3,
 }
-# How long what is frozen or cut stays so, in seconds.
+# Duration in seconds of a freeze or an interruption.
 LASTS = {"freeze gateway": (1.0, 5.0), "cut link": (1.0, 5.0), "freeze host": (14.0, 18.0)}
 KINDS = {"pass": 60, "mismatch": 15, "crash": 10, "compile": 5, "generate": 10}
 PRIORITIES = ("high", "normal", "normal", "low")
@@ -24,13 +24,13 @@ PRIORITIES = ("high", "normal", "normal", "low")
 
 @dataclass(frozen=True)
 class Blow:
-    """One thing that is done.
+    """One event.
 
     Attributes:
-        at_s: when, since the start.
+        at_s: time since the start.
         what: a key of WEIGHTS, or "freeze host".
-        pick: in 0..1: which of those that there are.
-        lasts_s: for how long.
+        pick: value from 0 to 1 that selects the target.
+        lasts_s: duration.
     """
 
     at_s: float
@@ -41,7 +41,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Batch:
-    """One submission: when it comes, whose, of what priority and kinds, and which boards will do."""
+    """One submission: its time, user, priority, kinds of jobs, and board selector."""
 
     at_s: float
     user: str
@@ -51,7 +51,9 @@ class Batch:
 
 
 def blows(seed: int, seconds: float, every_s: float) -> list[Blow]:
-    """Blows over a time, the first of each kind early, and one host frozen past its lease in the middle."""
+    """Return the events of a test. The first event of each kind is early. In the middle, a host freezes for longer than
+    its lease.
+    """
     rng = random.Random(f"blows {seed}")
     first = list(WEIGHTS)
     rng.shuffle(first)
@@ -66,10 +68,10 @@ def blows(seed: int, seconds: float, every_s: float) -> list[Blow]:
 
 
 def batches(seed: int, jobs: int, each: int, boards: int, seconds: float) -> list[Batch]:
-    """So many jobs in submissions of so many, spread over a time."""
+    """Return submissions with this number of jobs each, distributed over a time."""
     rng = random.Random(f"batches {seed}")
     kinds = rng.choices(list(KINDS), list(KINDS.values()), k=jobs)
-    kinds[: len(KINDS)] = KINDS  # at least one of each
+    kinds[: len(KINDS)] = KINDS  # at least one job of each kind
     half = boards // 2
     groups = [tuple(kinds[start : start + each]) for start in range(0, jobs, each)]
     return [

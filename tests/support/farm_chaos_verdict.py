@@ -1,4 +1,4 @@
-"""What chaos left: the checks over the database and the journals, what was not given back, and the report of it."""
+"""Check the state after a chaos test: the database, the journals and leaked resources. Write a report."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _LEFT = {
 
 @dataclass
 class Verdict:
-    """What was seen.
+    """Result of a chaos test.
 
     Attributes:
-        violations: of what must hold, in words.
-        leaks: what was not given back.
+        violations: violated conditions, as text.
+        leaks: resources that were not released.
         figures: counts for the report.
     """
 
@@ -78,12 +78,12 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether all held and nothing leaked."""
+        """Return whether all conditions hold and no resource leaked."""
         return not self.violations and not self.leaks
 
 
 def look(farm: Farm, seed: int) -> Verdict:
-    """Check everything while the farm still runs; its hosts are idle by now."""
+    """Check everything while the farm still runs. Its hosts are idle at this time."""
     found = Verdict(seed, farm.size)
     with psycopg.connect(farm.database.url, autocommit=True, row_factory=dict_row) as connection:
 
@@ -95,7 +95,7 @@ def look(farm: Farm, seed: int) -> Verdict:
         events = Counter(row["what"] for row in rows("select what from hil.events"))
     boards = {name: board_of(name, read_journal(store)) for name, store in farm.agents.items()}
     found.violations += result_violations(jobs, farm.expected)
-    # What somebody else's failure made final has no lease of its own.
+    # If another failure made a result final, the job has no lease for its result.
     found.violations += retry_violations(leases, {job["name"] for job in jobs if job["lease"] is not None})
     found.violations += lease_violations(leases, boards)
     for board in boards.values():
@@ -124,7 +124,7 @@ def look(farm: Farm, seed: int) -> Verdict:
 
 
 def _settled(rows: Any, seconds: float = 20.0) -> list[str]:
-    """What is still there of leases and the like once all is quiet."""
+    """Return the leases and similar resources that remain when the farm is idle."""
     deadline = time.monotonic() + seconds
     while True:
         left = {what: rows(query)[0]["count"] for what, query in _LEFT.items()}
@@ -134,7 +134,7 @@ def _settled(rows: Any, seconds: float = 20.0) -> list[str]:
 
 
 def ended(farm: Farm) -> list[str]:
-    """End the farm in order, and tell what of it does not: processes, sockets, files."""
+    """Stop the farm in order. Return the processes, sockets and files that remain."""
     leaks = []
     for kind in ("host", "gateway", "agent"):
         for name in [name for name in farm.keeper.kept if name.startswith(kind)]:
@@ -143,20 +143,22 @@ def ended(farm: Farm) -> list[str]:
         if kind == "host":
             allowed = {kept.pid for kept in farm.keeper.kept.values()}
             leaks += [f"process left of the hosts: {line[:100]}" for line in _strangers(farm, allowed)]
-    # Else it starts the database again.
+    # Otherwise, it would start the database again.
     farm.keeper.stop_looking()
     farm.database.stop()
     leaks += [f"process left: {line[:100]}" for line in farm.keeper.marked().values()]
     sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if str(farm.folder) in line]
     leaks += [f"socket left: {path}" for path in sockets]
     for path in (farm.folder / "tmp").rglob("*"):
-        if not path.is_dir() and path.name != ".ses":  # onnxruntime's own
+        if not path.is_dir() and path.name != ".ses":  # from onnxruntime
             leaks.append(f"temporary file left: {path.relative_to(farm.folder)}")
     return leaks
 
 
 def _strangers(farm: Farm, allowed: set[int]) -> list[str]:
-    """Processes that hosts and their workers left: not ours, not an agent's, not the database's."""
+    """Return processes of hosts and their workers that remain. Processes of this test, of agents and of the database do
+    not count.
+    """
     marks = {str(farm.folder / "postgres"), "postgres:", "hil.sim", "hil.agent", "farm gateway"}
     return [
         line
@@ -166,7 +168,7 @@ def _strangers(farm: Farm, allowed: set[int]) -> list[str]:
 
 
 def report(found: Verdict) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     size, figures = found.size, dict(found.figures)
     why, events = figures.pop("why leases ended"), figures.pop("events")
     lines = [
@@ -229,7 +231,7 @@ def report(found: Verdict) -> str:
 
 
 def _plain(reason: str) -> str:
-    """A reason without what tells boards and numbers apart."""
+    """Remove names of boards and numbers from a reason."""
     return re.sub(r"board-\d+|\b\d+(\.\d+)?\b|(?<=unix:)\S+", "...", reason.splitlines()[0] if reason else "reported")
 
 

@@ -1,4 +1,4 @@
-"""The farm's desk without a gateway: its functions over a real database, each in a transaction of its own."""
+"""Farm functions without a gateway, on a real database. Each call uses a separate transaction."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 ANNA, BERT = Principal("anna", Role.SUBMITTER, "vision"), Principal("bert", Role.SUBMITTER, "speech")
 ADMIN = Principal("root", Role.ADMIN)
-# For a gateway that has heard everybody for long.
+# For a gateway that has received messages from all workers for a long time.
 LONG_AGO = -1e9
 PASSED = JobResult(0, "PASS", board_ns=(1, 2))
 BROKEN = JobResult(4, "BOARD_LOST", "the board stopped answering", infrastructure=True)
 
 
 class Desk:
-    """What a gateway does with the desk, one call after the other. Made by :func:`open_desk`."""
+    """Call the functions of the farm as a gateway does. Created by :func:`open_desk`."""
 
     def __init__(self, url: str, settings: FarmSettings) -> None:
         self.settings = settings
@@ -53,7 +53,7 @@ class Desk:
         self._loop.close()
 
     def number(self) -> int:
-        """Another one each time."""
+        """Return a different number on each call."""
         return next(self._numbers)
 
     def run(self, coroutine: Awaitable[T]) -> T:
@@ -94,7 +94,7 @@ class Desk:
         self.do(boards.leave, self.queue, board, worker or f"worker of {board}", self.settings)
 
     def online(self, *names: str, **card: Any) -> None:
-        """Boards that are attended and were found healthy."""
+        """Attach boards, and report them as healthy."""
         for name in names:
             self.attend(name, **card)
             self.report(self.grant(name))
@@ -138,7 +138,7 @@ class Desk:
         return self.do(sweeper.tick, self.queue, self.settings, heard_since)
 
     def silence(self, board: str) -> None:
-        """Nothing was heard of a board's worker for as long as it takes."""
+        """Simulate a worker that has sent nothing for so long that its lease ends."""
         self.rows("update hil.boards set owned_until = now() - interval '1 s' where name = %s", board)
         self.rows("update hil.leases set expires_at = now() - interval '1 s' where board = %s", board)
 
@@ -159,7 +159,7 @@ class Desk:
         return row
 
     def jobs(self) -> dict[str, str]:
-        """State of each job but the checks, by its name."""
+        """Return the state of each job by name, without health checks."""
         rows = self.rows(
             "select case jobs when 1 then submission.id::text else submission.id || '.' || number end as name, state"
             " from hil.jobs as job join hil.submissions as submission on submission.id = submission"
@@ -187,7 +187,7 @@ class Desk:
 
 @contextmanager
 def open_desk(url: str, **settings: float) -> Iterator[Desk]:
-    # Longer than any test takes: time passes where a test says so.
+    # Longer than any test takes: only the tests advance the time.
     desk = Desk(url, FarmSettings(**{"lease_s": 500, "owner_s": 500, **settings}))
     try:
         yield desk

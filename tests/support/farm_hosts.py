@@ -1,4 +1,4 @@
-"""Hosts of a farm as processes, with simulated boards, beside a gateway of the test's own."""
+"""Hosts of a farm as processes with simulated boards. The test runs the gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.waiting import eventually
 
 
 class Host:
-    """`hil farm host`, from its start to its end."""
+    """Process of `hil farm host`."""
 
     def __init__(self, farm: Running, token: str, home: Path, name: str, words: Sequence[str]) -> None:
         self.home, self.name, self.words = home, name, list(words)
@@ -49,19 +49,19 @@ class Host:
         return (self.home / f"{self.name}.log").read_text(errors="replace")
 
     def processes(self) -> list[int]:
-        """All that it started, itself too."""
+        """Return all processes that the host started, including the host."""
         return started_with(f"HIL_TEST_HOST={self.home}/{self.name}")
 
     def worker(self, board: str) -> int:
-        """The process that attends for a board now."""
+        """Return the worker process of a board."""
         return self._child(board)
 
     def agent(self, board: str) -> int:
-        """The simulated board's agent."""
+        """Return the agent process of a simulated board."""
         return self._child(f"simulator {board}")
 
     def uplink(self) -> int:
-        """The process that has the host's connection to the farm."""
+        """Return the process with the host's connection to the farm."""
         return self._child("uplink")
 
     def _child(self, name: str) -> int:
@@ -70,7 +70,7 @@ class Host:
         return int(found)
 
     def address(self, board: str) -> str:
-        """Of a simulated board's agent."""
+        """Return the address of a simulated board's agent."""
         return f"unix:{sockets_for(self.home / 'hosts' / self.name)}/{board.rpartition('-')[2]}.sock"
 
     def journal(self, board: str) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ class Host:
 
 @contextlib.contextmanager
 def running_host(farm: Running, token: str, name: str, *words: str) -> Iterator[Host]:
-    """A host in a home of its own; nothing of it is left afterwards."""
+    """Run a host with a separate home directory. No process or file of the host remains."""
     with tempfile.TemporaryDirectory(prefix="hil-host-") as home:
         host = Host(farm, token, Path(home), name, words)
         host.start()
@@ -94,7 +94,7 @@ def running_host(farm: Running, token: str, name: str, *words: str) -> Iterator[
             host.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 host.process.wait(60)
-            # What it kept ready ends when it hears of that.
+            # The processes that the host prepared end when they detect the end of the host.
             deadline = time.monotonic() + 60
             while (left := host.processes()) and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -115,7 +115,7 @@ def job_of(farm: FarmClient, name: str) -> JobDetails:
 
 
 def result_of(farm: FarmClient, name: str) -> dict[str, Any]:
-    """A job's result, once it has one."""
+    """Return the result of a job. Wait until the job has ended."""
     eventually(
         lambda: job_of(farm, name).state in ("done", "cancelled"), f"job {name} has no end: {job_of(farm, name)}"
     )
@@ -128,13 +128,13 @@ def states(farm: FarmClient) -> dict[str, str]:
 
 
 def owners_at_once(journal: Sequence[dict[str, Any]]) -> int:
-    """How many leases the board had at the same time, at most, as its own journal tells."""
+    """Return the maximum number of simultaneous leases of the board in its journal."""
     open_now: Counter[int] = Counter()
     most = 0
     for line in journal:
         _, _, edge = line["what"].rpartition(" ")
         if edge == "started":
-            open_now.clear()  # with an agent that was killed all of its programs ended
+            open_now.clear()  # all programs of a killed agent have ended
         else:
             open_now[line["fence"]] += 1 if edge in ("opened", "begins") else -1
             most = max(most, sum(count > 0 for count in open_now.values()))

@@ -22,7 +22,7 @@ from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 from support.step_programs import save_summing_model
 
-# The second reads so far behind its input that its worker is killed.
+# The second program reads so far beyond its input that its worker is killed.
 _SUM = """
 func.func @main(%a: tensor<4xi32>, %b: tensor<4xi32>) -> tensor<4xi32> {
   %0 = arith.addi %a, %b : tensor<4xi32>
@@ -56,13 +56,13 @@ _OUT = (TensorSpec("out", "int32", (4,)),)
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job and how it must end, on whatever board, after however many attempts.
+    """Job with a known result on all boards, after any number of attempts.
 
     Attributes:
-        kind: a word for it.
-        spec: as it is submitted.
-        files: digest -> file, to upload before.
-        exit_code, outcome: of its result.
+        kind: name of the kind.
+        spec: specification to submit.
+        files: digest -> file to upload first.
+        exit_code, outcome: expected result.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class KnownJob:
 
 
 def known_jobs(folder: Path) -> dict[str, KnownJob]:
-    """One of each kind: pass, mismatch, crash, compile, generate."""
+    """Return a job of each kind: pass, mismatch, crash, compile, generate."""
     return {one.kind: one for one in _jobs(folder)}
 
 
@@ -95,7 +95,7 @@ def _jobs(folder: Path) -> Iterator[KnownJob]:
 
 
 def _write_odd_model(path: Path) -> None:
-    """One that the compiler refuses: nobody has its operator."""
+    """Write a model with an unknown operator, which the compiler rejects."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
     graph = helper.make_graph([node], "odd", values[:1], values[1:])

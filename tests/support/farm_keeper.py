@@ -1,4 +1,4 @@
-"""Processes that are started again whenever they die, and a link that can be cut: what chaos is made with."""
+"""Processes that restart when they die, and a connection that can be interrupted, for chaos tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_S = 0.1
 
 @dataclass
 class SupervisedProcess:
-    """A process that is started again."""
+    """Process that restarts when it ends."""
 
     name: str
     command: Sequence[str]
@@ -50,11 +50,11 @@ class SupervisedProcess:
 
 
 class Keeper:
-    """Keeps processes running. A context manager, which ends them all.
+    """Keep processes running. A context manager, which kills all of them at the end.
 
     Args:
-        mark: a text in the environment of all of them, and of what they start: see :meth:`marked`.
-        folder: of their logs.
+        mark: a text in the environment of all processes and of their children: see :meth:`marked`.
+        folder: directory of their logs.
     """
 
     def __init__(self, mark: str, folder: Path) -> None:
@@ -83,38 +83,38 @@ class Keeper:
             signalled(pid, signal.SIGKILL)
 
     def keep(self, name: str, command: Sequence[str], **environment: str) -> None:
-        """Start a process, and again whenever it ends."""
+        """Start a process. Restart it whenever it ends."""
         with self._lock:
             given = {**os.environ, MARK: self.mark, **environment}
             self.kept[name] = SupervisedProcess(name, command, given, self._folder / f"{name}.log")
             self.kept[name].start()
 
     def look(self, after: Callable[[], None]) -> None:
-        """Call this again and again, too."""
+        """Call this function in every check, too."""
         self._looks.append(after)
 
     def stop_looking(self) -> None:
-        """Call none of them any more; one that is being called has ended when this returns."""
+        """Remove all functions of :meth:`look`. A function that runs now has ended when this method returns."""
         with self._lock:
             self._looks.clear()
 
     def kill(self, name: str) -> None:
-        """SIGKILL for the process alone, not for what it started."""
+        """Send SIGKILL to the process only, not to its children."""
         signalled(self.kept[name].pid, signal.SIGKILL)
 
     def end(self, name: str) -> None:
-        """SIGKILL for the process and all that it started; it is not started again until :meth:`begin`."""
+        """Send SIGKILL to the process and its descendants. It does not restart before :meth:`begin`."""
         with self._lock:
             self.kept[name].stopped = True
             for pid in [self.kept[name].pid, *descendants(self.kept[name].pid)]:
                 signalled(pid, signal.SIGKILL)
 
     def begin(self, name: str) -> None:
-        """Start again what was ended."""
+        """Allow an ended process to restart."""
         self.kept[name].stopped = False
 
     def freeze(self, name: str) -> Callable[[], None]:
-        """SIGSTOP for the process and all that it started; returns what thaws them, whoever died meanwhile."""
+        """Send SIGSTOP to the process and its descendants. Return a function that resumes those that still exist."""
         frozen = [self.kept[name].pid, *descendants(self.kept[name].pid)]
         for pid in frozen:
             signalled(pid, signal.SIGSTOP)
@@ -126,7 +126,7 @@ class Keeper:
         return thaw
 
     def children(self, name: str) -> list[int]:
-        """What a process itself started."""
+        """Return the children of a process."""
         path = Path(f"/proc/{self.kept[name].pid}/task/{self.kept[name].pid}/children")
         try:
             return [int(pid) for pid in path.read_text().split()]
@@ -134,7 +134,7 @@ class Keeper:
             return []
 
     def stop(self, name: str, wait_s: float = 60.0) -> bool:
-        """SIGTERM, for good; whether it ended by itself in time."""
+        """Stop a process with SIGTERM, without a restart. Return whether it ended in time."""
         with self._lock:
             kept = self.kept[name]
             kept.stopped = True
@@ -147,7 +147,7 @@ class Keeper:
         return True
 
     def marked(self) -> dict[int, str]:
-        """Every process there is with our mark in its environment: its command line."""
+        """Return all processes with our mark in their environment, and their command lines."""
         found = {pid: command_line(pid) for pid in started_with(f"{MARK}={self.mark}") if pid != os.getpid()}
         return {pid: line for pid, line in found.items() if line}
 
@@ -166,7 +166,7 @@ class Keeper:
 
 
 def signalled(pid: int, what: signal.Signals) -> bool:
-    """Send a signal; whether there is such a process."""
+    """Send a signal. Return whether the process exists."""
     try:
         os.kill(pid, what)
     except ProcessLookupError:
@@ -175,7 +175,7 @@ def signalled(pid: int, what: signal.Signals) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Of a process; "" where there is none, or it is dead."""
+    """Return the command line of a process, or "" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -184,7 +184,7 @@ def command_line(pid: int) -> str:
 
 @dataclass
 class Relay:
-    """TCP to a port of this machine, by way of here: it can be cut, and then nothing passes and nobody is told."""
+    """Relay TCP to a port of this machine. During a cut, no data passes, and both ends notice nothing."""
 
     to: int
     port: int = 0
@@ -200,19 +200,19 @@ class Relay:
         begun.wait()
 
     def cut(self) -> None:
-        """Hold everything."""
+        """Hold all data."""
         self._loop.call_soon_threadsafe(self._passing.clear)
 
     def restore(self) -> None:
-        """Let it pass again, what was held first."""
+        """Let data pass again, first the held data."""
         self._loop.call_soon_threadsafe(self._passing.set)
 
     def drop(self) -> None:
-        """Break every connection."""
+        """Break all connections."""
         self._loop.call_soon_threadsafe(self._abort)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the relay."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -268,7 +268,7 @@ async def _ended(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Return different ports that no process listens on."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port())

@@ -1,4 +1,4 @@
-"""A farm of simulated boards at work, and pictures of its pages; scripts/make_web_screenshots runs it."""
+"""Run a farm of simulated boards, and draw pictures of its pages. scripts/make_web_screenshots runs this module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ room = "{name}"
 [connection]
 address = "{address}"
 """
-# One is wrong, and one takes its time, so that there is something to look at.
+# One job fails and one job is slow, so that the pages show something.
 FAULTS = {
     "attic": [],
     "cellar": [],
@@ -37,7 +37,7 @@ FAULTS = {
 
 
 def main() -> None:
-    """Draw them."""
+    """Draw the pictures."""
     folder = Path(tempfile.mkdtemp(prefix="hil-lab-"))
     agents = []
     for name, faults in FAULTS.items():
@@ -45,7 +45,7 @@ def main() -> None:
         agents.append(agent)
         (folder / f"{name}.toml").write_text(BOARD.format(name=name, address=address))
     boards = [word for name in FAULTS for word in ("--board", str(folder / f"{name}.toml"))]
-    # Whose farm it is: no user of the machine that draws.
+    # Owner of the farm, who is not a user of the machine that draws.
     environment = {**os.environ, "HOME": str(folder), "LOGNAME": "ada", "XDG_CACHE_HOME": str(folder / "cache")}
     environment |= {"HIL_CACHE_DIR": str(folder / "cache")}
     try:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def at_work(farm: RunningFarm, folder: Path) -> None:
-    """Jobs of two people: some ended, one runs, some wait for it or for boards that somebody holds."""
+    """Submit jobs of two users: some have ended, one runs, and some wait for this job or for leased boards."""
     ben = farm.hil("farm", "token", "add", "ben", "--role", "submitter").out.strip()
     bens = {"HIL_FARM": f"unix:{farm.home}/gateway.sock", "HIL_FARM_TOKEN": ben}
     assert Path(bens["HIL_FARM"].removeprefix("unix:")).exists()
@@ -87,7 +87,7 @@ def boards_of(farm: RunningFarm) -> list[dict[str, Any]]:
 
 
 def pictures(farm: RunningFarm, folder: Path, job: str) -> None:
-    """Of the boards, the queue, and a job that runs."""
+    """Draw the boards, the queue, and a running job."""
     (folder / "runs").mkdir()
     words = [*HIL, "web", "--runs", str(folder / "runs"), "--farm", "local", "--port", "0"]
     with subprocess.Popen(words, env=farm.environment, stdout=subprocess.PIPE, text=True) as server:

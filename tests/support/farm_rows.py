@@ -1,4 +1,4 @@
-"""Rows of the farm's tables as tests want them, without the farm's own logic."""
+"""Insert rows in the farm's tables for tests, without the farm's own logic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def with_tx(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Do something in a transaction of its own."""
+    """Run a function in a separate transaction."""
     from hil.controller.farm.database.database import Database
 
     async def main() -> T:
@@ -31,7 +31,7 @@ async def rows(tx: Any, query: str, *values: object) -> list[dict[str, Any]]:
 
 
 async def insert(tx: Any, table: str, **values: object) -> int:
-    """A row; returns its number, where it has one."""
+    """Insert a row. Return its number, if the table has one."""
     fit = [json.dumps(value) if isinstance(value, dict) else value for value in values.values()]
     query = f"insert into hil.{table} ({', '.join(values)}) values ({', '.join(['%s'] * len(fit))}) returning *"
     row = (await rows(tx, query, *fit))[0]

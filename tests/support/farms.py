@@ -1,8 +1,8 @@
 """Databases for tests of the farm. A pytest plugin for all tests.
 
-``farm_db`` is the URL of a fresh one with the farm's schema, ``empty_db`` of one with nothing in it; both on the
-embedded server, one for each test process. ``any_db`` is as ``empty_db``, once on the embedded and once on the system's
-PostgreSQL.
+``farm_db`` is the URL of a new database with the farm's schema, ``empty_db`` of an empty database. Both are on the
+embedded server, one per test process. ``any_db`` is like ``empty_db``, once on the embedded PostgreSQL and once on the
+PostgreSQL of the system.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Server:
-    """A PostgreSQL server on which databases are made. Nothing is kept safe from a crash of the machine."""
+    """PostgreSQL server for test databases. The data does not survive a crash of the machine."""
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
         from hil.controller.farm.database.embedded_database import EmbeddedDatabase
@@ -43,7 +43,7 @@ class Server:
         return self.url(name)
 
     def make_farm(self, name: str) -> str:
-        """One with the farm's schema: copied, which is faster than made."""
+        """Create a database with the farm's schema. A copy of a template is faster than the migrations."""
         from hil.controller.farm.database.database import migrate
 
         if not self._has_template:
@@ -89,21 +89,21 @@ def system_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def farm_db(database_server: Server) -> Iterator[str]:
-    """A fresh database with the farm's schema."""
+    """New database with the farm's schema."""
     with fresh(database_server, database_server.make_farm) as url:
         yield url
 
 
 @pytest.fixture
 def empty_db(database_server: Server) -> Iterator[str]:
-    """A fresh database with nothing in it."""
+    """New empty database."""
     with fresh(database_server, database_server.make) as url:
         yield url
 
 
 @pytest.fixture(params=["database_server", "system_server"], ids=["embedded", "system"])
 def any_db(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh database with nothing in it, on either server."""
+    """New empty database, on the embedded server or on the server of the system."""
     server: Server = request.getfixturevalue(request.param)
     with fresh(server, server.make) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Small float32 models for what flows do with them: weights seeded, values in the ranges of trained ones."""
+"""Small float32 models for tests of flows. Weights are seeded, and values are in the ranges of trained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT = TensorProto.FLOAT
 
 
 def weights(*shape: int, seed: int, fan_in: int, spread: float = 1.0) -> np.ndarray:
-    """He's initialisation; ``spread`` is how many times larger the last output channel's are than the first's."""
+    """He initialisation. ``spread`` is the ratio of the weights of the last and the first output channel."""
     values = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / fan_in))
     scales = np.geomspace(1, spread, shape[0]).astype(np.float32)
     return values * scales.reshape(-1, *[1] * (len(shape) - 1))
@@ -72,7 +72,7 @@ def mlp(path: Path) -> Path:
 
 
 def attention(path: Path) -> Path:
-    """One transformer block of one head, with layer norm and a GELU: [1, 12, 32] to the same."""
+    """One transformer block with one head, layer norm and GELU. The input and the output have the shape [1, 12, 32]."""
     dim = 32
 
     def dense(name: str, given: str, made: str, width: int, height: int, seed: int) -> list[onnx.NodeProto]:

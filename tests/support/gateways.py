@@ -1,4 +1,4 @@
-"""A gateway of the farm in this process, and boards that attend it with nothing behind them."""
+"""Gateway of the farm in this process, and workers without a real board."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support import farm_rows
 from support.waiting import eventually
 
 WAIT_S = 90.0
-# Boards are healthy until somebody says otherwise.
+# Boards are healthy unless a test changes this.
 QUICK = FarmSettings(beat_s=0.2)
 
 
 class Running:
-    """A gateway that serves in a thread of its own."""
+    """Gateway that serves in a separate thread."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())  # it ends the calls that its clients left open, too
+            asyncio.run(self._serve())  # It also ends the calls that its clients left open.
         except BaseException as error:
             self._error = error
             self._there.set()
@@ -93,13 +93,13 @@ def simple_order(**settings: Any) -> Submission:
 
 
 def report(farm: FarmClient, lease: int, worker: str, result: JobResult, fence: int = 0) -> pb.ReportReply:
-    """Say how a job ended, again and again while the farm is away."""
+    """Report the end of a job. Retry while the gateway is not available."""
     request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
     return farm._call_with_retry("Report", request)
 
 
 class BareBoard:
-    """A worker with nothing behind it: it is healthy, and does with other grants what its test says."""
+    """Worker without a board. It reports the board as healthy, and handles other grants as the test defines."""
 
     def __init__(self, farm: FarmClient, name: str, *, worker: str = "", beats: bool = True, **card: Any) -> None:
         self.farm, self.name, self.worker = farm, name, worker or f"worker-{name}"
@@ -150,11 +150,11 @@ class BareBoard:
         return self
 
     def leave(self) -> None:
-        """End our side: the board is given up."""
+        """Close the stream, which gives up the board."""
         self._end(lambda: self._asked.put(None))
 
     def cut(self) -> None:
-        """Break the stream, as a link does."""
+        """Break the stream, like a failed connection."""
         self._end(self._stream.cancel)
 
     def _end(self, how: Callable[[], Any]) -> None:
@@ -175,7 +175,7 @@ class BareBoard:
                 self.heard.append(message)
                 if message.WhichOneof("kind") == "grant":
                     grant = grant_of(message.grant)
-                    # A gateway that was slow may send one again, before it hears that we have it.
+                    # A slow gateway may send a grant again before it receives the reply.
                     if grant.lease in self._had:
                         continue
                     self._had.add(grant.lease)

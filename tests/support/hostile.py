@@ -1,6 +1,6 @@
-"""An agent whose runtime runs programs that mean harm: `python tests/support/hostile.py --listen ... --store ...`.
+"""Agent whose runtime runs hostile programs: `python tests/support/hostile.py --listen ... --store ...`.
 
-A program's one file holds the name of a function below, which its run calls in the worker.
+The only file of a program contains the name of a function below. A run calls this function in the worker.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hil.errors import LoadFailed, RunFailed
 
 OUTPUTS = (TensorSpec("y", "float32", (1 << 20,)),)
 FOREVER = 3600.0
-OPENED = 0.0  # when the device was, by the monotonic clock
+OPENED = 0.0  # time at which the device was opened, on the monotonic clock
 
 
 class Runtime:
-    """Has one device, ``here``; opens ``secret`` too, which it does not list."""
+    """Runtime with one listed device, ``here``. It also opens ``secret``, which it does not list."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
@@ -75,20 +75,20 @@ class Program:
 
 
 def behave(_: str) -> None:
-    """Do nothing bad."""
+    """Do nothing harmful."""
 
 
 def tell_opened(_: str) -> None:
-    """Say when the device was opened."""
+    """Report when the device was opened."""
     raise RunFailed(str(OPENED))
 
 
 def at_load(_: str) -> None:
-    """It has been done as it was loaded."""
+    """Do nothing: the attack runs while the program is loaded."""
 
 
 def truncate(_: str) -> None:
-    """Cut the shared memory again and again, also when the agent reads it."""
+    """Truncate the shared memory repeatedly, also while the agent reads it."""
 
     def cut() -> None:
         while True:
@@ -100,10 +100,10 @@ def truncate(_: str) -> None:
 
 
 def waver(_: str) -> None:
-    """Write into the outputs without end."""
+    """Write to the outputs without end."""
 
     def write() -> None:
-        time.sleep(0.2)  # until they are there
+        time.sleep(0.2)  # until the outputs exist
         for fd in _fds("memfd:hil"):
             if size := os.fstat(fd).st_size:
                 memory = np.frombuffer(mmap.mmap(fd, size), np.uint32)
@@ -114,7 +114,7 @@ def waver(_: str) -> None:
 
 
 def litter(_: str) -> None:
-    """Nest folders by the thousand where the program lies, and one that nobody may read."""
+    """Create thousands of nested directories in the program's directory, and a directory that nobody can read."""
     Path("closed/inner").mkdir(parents=True)
     Path("closed").chmod(0)
     for _number in range(3000):
@@ -123,7 +123,7 @@ def litter(_: str) -> None:
 
 
 def drip(_: str) -> None:
-    """Send an answer that never ends, a byte at a time."""
+    """Send a reply that never ends, one byte at a time."""
     channel = _channel()
     channel.send(struct.pack("<I", 1000))
     while True:
@@ -132,7 +132,7 @@ def drip(_: str) -> None:
 
 
 def send(what: str) -> None:
-    """Send bytes as the answer: the JSON after it, that of a run with its numbers, or one of the floods."""
+    """Send bytes as the reply: the given JSON, the reply of a run with numbers, or a flood."""
     body = what.encode()
     if what.startswith("ran "):
         body = ipc.joined((0, 0, 0, 1, 2), ipc.encode({"ok": json.loads(what.removeprefix("ran "))}))
@@ -157,7 +157,7 @@ def send(what: str) -> None:
 
 
 def flood(_: str) -> None:
-    """Announce 4 GiB, and send them."""
+    """Announce 4 GiB, and send this data."""
     channel = _channel()
     channel.sendall(struct.pack("<I", 0xFFFFFFFF))
     while True:
@@ -170,14 +170,14 @@ def say(what: str) -> None:
 
 
 def shout(what: str) -> None:
-    """Write to stderr without end: one line, or empty ones."""
+    """Write to stderr without end: a single line, or empty lines."""
     piece = b"x" * (1 << 16) if what == "line" else b"\n" * (1 << 16)
     while True:
         os.write(2, piece)
 
 
 def offspring(text: str) -> None:
-    """Leave processes behind: each in a session of its own, and child of nobody here."""
+    """Leave processes behind. Each has a separate session, and its parent is not a process of the agent."""
     folder, count = text.rsplit(" ", 1)
     for number in range(int(count)):
         if os.fork() == 0:
@@ -194,13 +194,13 @@ def offspring(text: str) -> None:
 
 
 def offspring_and_die(text: str) -> None:
-    """Leave processes behind and crash."""
+    """Leave processes behind, then crash."""
     offspring(text)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def limits(_: str) -> None:
-    """Tell what this process may have."""
+    """Report the limits of this process."""
     names = ("CORE", "NOFILE", "FSIZE", "NPROC", "DATA")
     told = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] for name in names}
     told["oom"] = int(Path("/proc/self/oom_score_adj").read_text())
@@ -209,12 +209,12 @@ def limits(_: str) -> None:
 
 
 def gobble(megabytes: str) -> None:
-    """Take memory."""
+    """Allocate memory."""
     np.ones(int(megabytes) << 17, np.float64)
 
 
 def reach(pid: str) -> None:
-    """Tell which ways to another process are open: signals, tracing, its memory."""
+    """Report which kinds of access to another process are possible: signals, tracing, memory."""
     told = {}
     for way, reach_out in {
         "signal": lambda: os.kill(int(pid), 0),
@@ -235,7 +235,7 @@ def reach(pid: str) -> None:
 
 
 def report(kind: str) -> None:
-    """Raise an error of a kind that is not a program's to raise."""
+    """Raise an error of a kind that programs must not raise."""
     _channel().sendall(_framed(json.dumps({"error": [kind, "so it says", "", "", ""]}).encode()))
     time.sleep(FOREVER)
 
@@ -260,12 +260,12 @@ def _fds(what: str) -> list[int]:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve as an agent."""
     from hil.agent.__main__ import config_of, parser, serve
     from hil.agent.server import Agent, AgentConfig
 
     arguments = parser("hostile", "").parse_args()
-    # The fork server's process imports this very module.
+    # The fork server's process imports this module.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     agent = Agent(AgentConfig(**config_of(arguments), runtimes={"hostile": "support.hostile:Runtime"}))
     serve(agent, agent.address, lifeline=arguments.lifeline)

@@ -1,4 +1,4 @@
-"""Bundles made to do harm, or to be judged differently by two readers."""
+"""Bundles that try to do harm, or that two readers could judge differently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _case(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(old: str, new: str) -> Change:
-    """Change the manifest's text, which is canonical JSON no more."""
+    """Change the manifest's text, so that it is not canonical JSON."""
 
     def change(document: dict[str, Any]) -> bytes:
         text = canonical_json(document)
@@ -62,7 +62,7 @@ def _repeat(document: dict[str, Any], count: int) -> None:
 
 
 REFUSED: dict[str, Change] = {
-    # what is shown
+    # texts that pages show
     "a case's name changes the direction of text": lambda d: _case(d).update(name="a\u202egpj.exe"),
     "a case's name has a character that nobody sees": lambda d: _case(d).update(name="a\u200bb"),
     "a method's name ends a line": lambda d: d["methods"][0].update(name="f\u2028"),
@@ -78,7 +78,7 @@ REFUSED: dict[str, Change] = {
     "a runtime with a path": lambda d: d["program"].update(runtime="../iree"),
     "a name with half a character": lambda d: _case(d).update(name="\ud800"),
     "a record with half a character": _made("\ud800"),
-    # names that are one
+    # names that are equal after normalisation
     "two cases of one name": lambda d: d["methods"][0]["cases"][1].update(name=_case(d)["name"]),
     "two methods of one name": lambda d: d["methods"].append(copy.deepcopy(d["methods"][0])),
     "two inputs of one name": lambda d: d["methods"][0]["inputs"].append(d["methods"][0]["inputs"][0]),
@@ -160,7 +160,7 @@ def _repeat_all(document: dict[str, Any], count: int) -> None:
 
 
 def with_symbols(tensors: int) -> bytes:
-    """Return a bundle whose only case has so many inputs, each of 32 dimensions with names of their own."""
+    """Return a bundle whose only case has this number of inputs. Each input has 32 dimensions with different names."""
 
     def change(document: dict[str, Any]) -> None:
         method = document["methods"][0]
@@ -188,5 +188,5 @@ def _forged(change: Change, cases: int = 2) -> bytes:
 
 @functools.cache
 def made() -> dict[str, bytes]:
-    """Return all by name; those of READ are read, the others refused."""
+    """Return all bundles by name. Readers accept the bundles in READ, and refuse the others."""
     return {name: _forged(change) for name, change in (REFUSED | READ).items()}

@@ -1,4 +1,4 @@
-"""A folder that somebody made to do harm to whoever runs hil in it."""
+"""Directory that attacks a user who runs hil in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# What hil's own modules and those that it starts import, early and late, and what Python imports to start a module.
+# Modules that hil and its processes import, early or late, and modules that Python imports to start a module.
 SHADOWED = ("runpy", "typing", "json", "numpy", "onnx", "onnxruntime", "pip", "click", "grpc", "blake3", "ziglang")
 _LEAVES_A_MARK = """
 import os, sys
@@ -19,7 +19,10 @@ raise ImportError("not for you")
 
 
 def hostile_modules(folder: Path, marker: Path) -> None:
-    """Modules of the names above, and a package with entry points of every group, each of which leaves a mark."""
+    """Write modules with the names above, and a package with entry points of every group.
+
+    Each of them leaves a mark.
+    """
     text = _LEAVES_A_MARK.format(marker=str(marker))
     for name in (*SHADOWED, "sitecustomize", "usercustomize", "evil_plugin", "conftest"):
         (folder / f"{name}.py").write_text(text)
@@ -44,20 +47,22 @@ def hostile_modules(folder: Path, marker: Path) -> None:
 
 
 def hostile_program(path: Path, marker: Path) -> None:
-    """A program that leaves a mark."""
+    """Write a program that leaves a mark."""
     path.write_text(f"#!/bin/sh\necho {path.name} >> '{marker}'\n")
     path.chmod(0o755)
 
 
 def hil_command(words: Sequence[object], *, safe: bool = True) -> list[str]:
-    """The command `hil` as it is installed: its script lies elsewhere, so that the working directory is on no path."""
+    """Return the installed command `hil`. Its script is in another directory, so that the working directory is on no
+    path.
+    """
     hil = Path(sys.executable).with_name("hil")
     assert not safe or hil.exists()
     return [str(hil), *map(str, words)]
 
 
 def run(words: Sequence[object], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run `hil` in the folder, with nothing of the tests' own on Python's path."""
+    """Run `hil` in the directory, without the tests' own directories on Python's path."""
     away = ("PYTHONPATH", "PYTHONSAFEPATH", "HIL_BOARDS", "HIL_BOARD")
     clean = {key: value for key, value in environment.items() if key not in away}
     return subprocess.run(

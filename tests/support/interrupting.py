@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen step of a call."""
+"""Simulate Ctrl-C at a chosen step of a call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from hil.controller.devices.agent_client import interruptible_channel
 
 
 def _ends(frame: FrameType | None) -> bool:
-    """Whether an object is being taken away: what is raised there, Python drops."""
+    """Return whether an object is being finalized. Python drops exceptions in finalizers."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
 
 
 def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, bool]:
-    """Call a function of a test; Ctrl-C comes at so manyth a line of what it calls: whether it came, and was raised."""
+    """Call a function, and raise KeyboardInterrupt at a line of the code that it calls.
+
+    Return whether it was raised.
+    """
     steps = 0
     passed_over = (interruptible_channel.__file__, function.__code__.co_filename)
 
@@ -33,7 +36,7 @@ def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, boo
                 signal.raise_signal(signal.SIGINT)
         return trace
 
-    # Python drops an exception that is raised in a finalizer, such as those of objects that other tests left.
+    # Python drops an exception in a finalizer, such as a finalizer of an object of another test.
     gc.collect()
     gc.disable()
     sys.settrace(trace)

@@ -1,4 +1,4 @@
-"""Simulators that commands of a test keep for the next, as a user's do: they end with the test."""
+"""Simulators that commands of a test reuse, as commands of a user do. They end with the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def process_at(path: Path | str) -> int:
-    """The number of the process that listens at a Unix socket."""
+    """Return the ID of the process that listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect(str(path).removeprefix("unix:"))
         return int(struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
@@ -21,7 +21,7 @@ def process_at(path: Path | str) -> int:
 
 @contextlib.contextmanager
 def keeping_simulators(environment: MutableMapping[str, str]) -> Iterator[Path]:
-    """Have the commands of an environment keep simulators; the folder that they are kept in."""
+    """Make the commands of an environment reuse simulators. Return the directory of the simulators."""
     with tempfile.TemporaryDirectory(prefix="kept-", ignore_cleanup_errors=True) as folder:
         environment["TMPDIR"] = folder
         environment.pop("HIL_SIMULATOR", None)

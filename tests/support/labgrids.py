@@ -1,4 +1,4 @@
-"""A real labgrid, in an environment of its own: its pytest plugin would interfere with ours."""
+"""A real labgrid in a separate environment, because its pytest plugin would interfere with the tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ LABGRID = "labgrid==26.*"
 
 @pytest.fixture(scope="session")
 def labgrid_bin() -> Path:
-    """The folder of labgrid's programs, installed by uv once; skips where there is no uv or no registry."""
+    """Return the directory of labgrid's programs.
+
+    uv installs them once. Skips without uv or without a package index.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "tests"
     place = cache / "labgrid-26"
     cache.mkdir(parents=True, exist_ok=True)
@@ -45,7 +48,7 @@ def labgrid_bin() -> Path:
 
 @dataclass
 class Labgrid:
-    """A coordinator that runs, its exporters, and the command line."""
+    """Running coordinator with its exporters and its command line."""
 
     bin: Path
     folder: Path
@@ -57,7 +60,7 @@ class Labgrid:
         eventually(lambda: "Coordinator ready" in self._log("coordinator"))
 
     def export(self, name: str, resources: str) -> None:
-        """An exporter of resources (YAML)."""
+        """Start an exporter with resources (YAML)."""
         (self.folder / f"{name}.yaml").write_text(resources)
         program = str(self.bin / "labgrid-exporter")
         self._start(name, program, "-c", self.address, "-n", name, str(self.folder / f"{name}.yaml"))
@@ -72,10 +75,10 @@ class Labgrid:
         return done.stdout
 
     def place(self, name: str, match: str) -> None:
-        """A place of all that an exporter's group has."""
+        """Create a place with all resources in the group of an exporter."""
         self.client("-p", name, "create")
         self.client("-p", name, "add-match", match)
-        # The exporter's resources reach the coordinator a moment after it is connected.
+        # The coordinator receives the resources a moment after the exporter has connected.
         eventually(lambda: "Matching resource" in self.client("-p", name, "show"), f"nothing matches {match}")
 
     def stop(self, name: str) -> None:
@@ -107,7 +110,7 @@ def running_labgrid(bin: Path, folder: Path) -> Iterator[Labgrid]:
 
 
 class Outlet:
-    """A switched socket that labgrid's `rest` power driver talks to: what it was told, in order."""
+    """Switched outlet for labgrid's `rest` power driver. It records the requests in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -1,4 +1,4 @@
-"""Models of many kinds to be taken apart, with seeded weights. Each function gives a ModelProto."""
+"""Models of many kinds for tests of layers, with seeded weights. Each function returns a ModelProto."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def integers(*values: int) -> np.ndarray:
 
 
 def residual_cnn() -> onnx.ModelProto:
-    """Conv+BatchNormalization+Relu, then a block that adds its input, then a head; nodes are named."""
+    """Conv, BatchNormalization and Relu, then a residual block, then a head. All nodes have names."""
     nodes = [
         node("Conv", ["image", "w1", "b1"], ["c1"], "stem", pads=[1, 1, 1, 1]),
         node("BatchNormalization", ["c1", "scale", "shift", "mean", "variance"], ["n1"], "stem_norm"),
@@ -71,7 +71,7 @@ def residual_cnn() -> onnx.ModelProto:
 
 
 def branches_and_loops() -> onnx.ModelProto:
-    """An If and a Loop; both take a constant and a computed value from outside."""
+    """An If and a Loop. Both use a constant and a computed value from the outer graph."""
     then = helper.make_graph(
         [node("Mul", ["h", "two"], ["doubled"], "double")],
         "then",
@@ -115,7 +115,7 @@ def branches_and_loops() -> onnx.ModelProto:
 
 
 def dynamic_batch() -> onnx.ModelProto:
-    """The batch is read from the input's shape to reshape by."""
+    """Read the batch size from the input's shape, and use it in a Reshape."""
     nodes = [
         node("Relu", ["x"], ["r"], "act"),
         node("Shape", ["r"], ["shape"], "shape"),
@@ -130,7 +130,7 @@ def dynamic_batch() -> onnx.ModelProto:
 
 
 def repeated() -> onnx.ModelProto:
-    """Nodes without names; the same block three times, twice with the same weights, and one that differs."""
+    """Nodes without names: three equal blocks, two of them with the same weights, and one different block."""
     nodes, value = [], "x"
     for number, weight in enumerate(["w1", "w2", "w1"]):
         nodes += [
@@ -152,7 +152,7 @@ def repeated() -> onnx.ModelProto:
 
 
 def optional_and_split() -> onnx.ModelProto:
-    """Inputs that are left out, a node of three outputs of which one is unused, one used twice."""
+    """Omitted inputs, a node with three outputs of which one is unused, and an output that is used twice."""
     nodes = [
         node("Clip", ["x", "", "most"], ["c"], "clip"),
         node("Split", ["c", "sizes"], ["a", "b", "unused"], "split", axis=1),
@@ -168,7 +168,7 @@ def optional_and_split() -> onnx.ModelProto:
 
 
 def lstm() -> onnx.ModelProto:
-    """A recurrent network of which the sequence and the last state are used."""
+    """Recurrent network of which the sequence and the last state are used."""
     nodes = [
         node("LSTM", ["x", "w", "r", "b"], ["all", "last", ""], "lstm", hidden_size=4),
         node("Squeeze", ["all", "axis"], ["sequence"], "squeeze"),
@@ -185,7 +185,7 @@ def lstm() -> onnx.ModelProto:
 
 
 def sequences() -> onnx.ModelProto:
-    """Values that are lists of tensors, between nodes that are none of theirs."""
+    """Values that are lists of tensors, between nodes without lists."""
     nodes = [
         node("Relu", ["x"], ["r"], "act"),
         node("SequenceConstruct", ["r", "x"], ["list"], "pack"),
@@ -198,7 +198,7 @@ def sequences() -> onnx.ModelProto:
 
 
 def constant_sequences() -> onnx.ModelProto:
-    """Lists that are empty or hold constants alone."""
+    """Lists that are empty or contain only constants."""
     nodes = [
         node("SequenceEmpty", [], ["empty"], "begin"),
         node("SequenceInsert", ["empty", "x"], ["one"], "first"),
@@ -212,8 +212,11 @@ def constant_sequences() -> onnx.ModelProto:
 
 
 def noisy() -> onnx.ModelProto:
-    """Random numbers from a node of its own, from the branch of an If that is always taken, from a Dropout of training;
-    a Dropout that is none, and what takes nothing from any of them."""
+    """Random numbers from a separate node, from the branch of an If that always runs, and from a Dropout in training
+    mode.
+
+    Also a Dropout in inference mode, and nodes that do not depend on random numbers.
+    """
     branches = {
         name: helper.make_graph(
             [node("RandomUniform", [], [f"{name}.out"], f"{name}.draw", shape=[2, 3])],
@@ -237,7 +240,7 @@ def noisy() -> onnx.ModelProto:
 
 
 def indices_of_nonzero() -> onnx.ModelProto:
-    """A shape that only the values tell."""
+    """Shape that depends on the values of the input."""
     nodes = [
         node("Relu", ["x"], ["r"], "act"),
         node("NonZero", ["r"], ["where"], "where"),
@@ -247,7 +250,7 @@ def indices_of_nonzero() -> onnx.ModelProto:
 
 
 def local_function() -> onnx.ModelProto:
-    """Two calls of a function of the model's own."""
+    """Two calls of a local function of the model."""
     scaled = helper.make_function(
         "own", "ScaledTanh", ["value"], ["result"],
         [
@@ -266,7 +269,7 @@ def local_function() -> onnx.ModelProto:
 
 
 def of_onnxruntime_alone() -> onnx.ModelProto:
-    """An operator whose result onnx cannot infer."""
+    """Operator whose output type onnx cannot infer."""
     nodes = [
         node("FusedMatMul", ["x", "w"], ["h"], "fused", domain="com.microsoft", alpha=0.5),
         node("Relu", ["h"], ["r"], "act"),
@@ -277,13 +280,13 @@ def of_onnxruntime_alone() -> onnx.ModelProto:
 
 
 def of_bfloat16() -> onnx.ModelProto:
-    """A product that ONNX Runtime has no CPU kernel for."""
+    """Product for which ONNX Runtime has no CPU kernel."""
     nodes = [node("MatMul", ["a", "b"], ["m"], "product"), node("Neg", ["m"], ["y"], "negate")]
     return model_of(nodes, [("a", BFLOAT16, (2, 3)), ("b", BFLOAT16, (3, 2))], [("y", BFLOAT16, (2, 2))])
 
 
 def folded() -> onnx.ModelProto:
-    """Weights that are computed from others, some output a constant, some output an input, and a node for nothing."""
+    """Weights computed from other weights, a constant output, an input as output, and a node without effect."""
     nodes = [
         node("Constant", [], ["w"], "weight", value=numpy_helper.from_array(weights(4, 3))),
         node("Transpose", ["w"], ["wt"], "transpose"),
@@ -298,7 +301,7 @@ def folded() -> onnx.ModelProto:
 
 
 def shared_weight() -> onnx.ModelProto:
-    """One initializer that two nodes use, as embeddings do."""
+    """One initializer that two nodes use, like an embedding."""
     nodes = [
         node("Gather", ["table", "ids"], ["found"], "embed"),
         node("Transpose", ["table"], ["turned"], "turn"),

@@ -1,4 +1,4 @@
-"""Every way to reach a board, for the contract's tests."""
+"""All connections to a board, for tests of their common behaviour."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = [
     pytest.param("aarch64 board, by command", marks=[*_LONG, pytest.mark.slow]),
 ]
 
-# Functions for every kind of end: one that reports an error unless it is given a 3, and one that never ends.
+# Functions with every kind of end: one reports an error unless its input is 3, and one never ends.
 ENDS = """
 func.func @refuses(%n: i32) -> i32 {
   %0 = arith.constant 3 : i32
@@ -55,13 +55,13 @@ func.func @hangs(%n: i32) -> i32 {
 
 @dataclass(frozen=True)
 class Reached:
-    """What is reached.
+    """Reached board.
 
     Attributes:
-        address: the agent's, or the board's where it has none.
-        arch: of the machine behind it.
+        address: address of the agent, or of the board if it has no agent.
+        arch: architecture of the machine.
         board: for a board over SSH: its address, with identity and known hosts.
-        by_command: the board has no agent.
+        by_command: True if the board has no agent.
     """
 
     address: str
@@ -74,7 +74,7 @@ class Reached:
 
 @contextmanager
 def reach(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Reached]:
-    """Something with one of the names above, as long as it is used; ``folder`` is for what it stores."""
+    """Provide a board through one of the connections above. ``folder`` stores its files."""
     kind, _, how = name.partition(", ")
     if kind in BOARDS:
         board = request.getfixturevalue(BOARDS[kind])
@@ -92,7 +92,7 @@ def reach(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[R
 
 
 def _deployed(board: VirtualBoard, folder: Path) -> Iterator[Reached]:
-    """The agent of a board, through a tunnel."""
+    """Agent that hil deployed to a board, through a tunnel."""
     connection = Connection(identity=str(board.identity), known_hosts=str(board.known_hosts))
     with open_shell(board.address, connection, board=board.name, base=folder) as shell:
         place = ensure_agent(shell, AgentRecipe.of(["iree", "onnxruntime"]), folder="", board=board.name, say=print)

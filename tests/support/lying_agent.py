@@ -1,4 +1,4 @@
-"""An agent that answers what it is told to, lies that it can tell, and a controller that has to do with it."""
+"""Agent that sends chosen replies, the wrong replies that it can send, and a controller that uses the agent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ HONEST: dict[str, list[Message]] = {
     ],
     "Unload": [pb.UnloadReply()],
 }  # fmt: skip
-# What a profile pass answers, which is an Invoke too.
+# Replies of a profile pass, which is also an Invoke call.
 _PROFILED = pb.InvokeReply(
     done=pb.InvokeDone(outputs=[pb.Tensor(name="clock.json", dtype="uint8", shape=[13], inline=b'{"pairs": []}')])
 )
@@ -104,14 +104,14 @@ _REPLY = {
 
 @dataclass(frozen=True)
 class Lie:
-    """What a method answers in place of the truth.
+    """Wrong reply of a method.
 
     Attributes:
         replies: messages as bytes, in order.
-        status: how the call ends; OK, or an error.
-        error: bytes of the error's message, in the trailing metadata; None is none.
-        endless: the last reply is said again and again.
-        silent: nothing more is said, and the call is kept open.
+        status: status of the call; OK, or an error.
+        error: bytes of the error's message, in the trailing metadata; None omits it.
+        endless: whether the agent repeats the last reply forever.
+        silent: whether the agent sends nothing more, and keeps the call open.
     """
 
     replies: tuple[bytes, ...] = ()
@@ -123,11 +123,11 @@ class Lie:
 
 @dataclass
 class LyingAgent:
-    """An agent in this process; a context manager.
+    """Agent in this process; a context manager.
 
     Attributes:
-        address: where it listens.
-        lies: method -> lie; the other methods tell the truth.
+        address: listening address.
+        lies: method -> wrong reply. The other methods reply correctly.
     """
 
     address: str
@@ -230,7 +230,7 @@ def _scalar(of: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 @st.composite
 def messages(draw: Any, descriptor: Descriptor, depth: int = 3) -> Message:
-    """Any message of a kind, made from its descriptor."""
+    """Generate any message of a type, from its descriptor."""
     made = GetMessageClass(descriptor)()
     for one in descriptor.fields:
         if draw(st.booleans()):
@@ -239,7 +239,7 @@ def messages(draw: Any, descriptor: Descriptor, depth: int = 3) -> Message:
 
 
 def _put(draw: Any, holder: Message, of: FieldDescriptor, depth: int) -> None:
-    """Give a field another value."""
+    """Set a field to a different value."""
     holder.ClearField(of.name)
     values = messages(of.message_type, depth - 1) if of.message_type else _scalar(of)
     if of.message_type and depth == 0:
@@ -255,7 +255,7 @@ def _put(draw: Any, holder: Message, of: FieldDescriptor, depth: int) -> None:
 
 @st.composite
 def changed(draw: Any, message: Message) -> Message:
-    """A message that is another than a true one in a field or two, at any depth."""
+    """Change one or two fields of a correct message, at any depth."""
     made = type(message)()
     made.CopyFrom(message)
     for _ in range(draw(st.sampled_from([1, 1, 2]))):
@@ -277,7 +277,7 @@ def changed(draw: Any, message: Message) -> Message:
 
 @st.composite
 def _raw(draw: Any, method: str) -> bytes:
-    """A reply of a method as bytes: another message, a changed one, or no message at all."""
+    """Generate a reply of a method as bytes: a different message, a changed message, or no message at all."""
     truth = draw(st.sampled_from(HONEST[method]))
     how = draw(st.sampled_from(["changed"] * 6 + ["any"] * 3 + ["cut", "bytes", "text"]))
     if how == "changed":
@@ -294,7 +294,7 @@ def _raw(draw: Any, method: str) -> bytes:
 
 @st.composite
 def lies_of(draw: Any, method: str) -> Lie:
-    """A lie that a method can tell."""
+    """Generate a wrong reply of a method."""
     replies = [message.SerializeToString() for message in HONEST[method]]
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
         at = draw(st.integers(0, len(replies)))
@@ -327,7 +327,7 @@ many_lies = st.lists(st.sampled_from(sorted(HONEST)), min_size=1, max_size=3, un
 
 @contextmanager
 def impatient(seconds: float = 1.0) -> Iterator[None]:
-    """A controller that waits for nobody longer than this, so that tests of silence are short."""
+    """Controller with short timeouts, so that tests of silence are short."""
     changes = [
         (session_streams, "SILENCE_S"), (session_streams, "STALL_S"),
         (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
@@ -349,7 +349,7 @@ def impatient(seconds: float = 1.0) -> Iterator[None]:
 
 
 def artifact(folder: Path) -> Artifact:
-    """The program that the agent says it runs."""
+    """Return the program that the agent claims to run."""
     path = folder / "program.onnx"
     path.write_bytes(PROGRAM)
     specs = [TensorSpec(name, "float32", (size,)) for name, size in (("x", 4), ("y", 4), ("z", 16))]
@@ -366,10 +366,10 @@ def artifact(folder: Path) -> Artifact:
 
 
 def use(address: str, program: Artifact) -> list[str]:
-    """Everything that a run asks of an agent, as far as it comes; returns what went wrong, one text an error.
+    """Make all calls of a run, as far as possible. Return one text per error.
 
     Raises:
-        AssertionError: an error was none that an agent may be the cause of.
+        AssertionError: an agent must not be able to cause one of the errors.
     """
     told: list[str] = []
     config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address))
@@ -398,7 +398,7 @@ def _run(board: Board, program: Artifact) -> None:
             result, _ = loaded.run({"x": X}, iterations=2, timeout=0.5)
         json.dumps([dict(result.provenance), board.info, result.device_ns, [vars(one) for one in watch.samples]])
         assert list(result.outputs) == ["y", "z"]
-        # Who says what the model does not is believed by nobody who compares; but that it says it is no error here.
+        # An output that does not match the model is not an error in this function. The comparison detects it.
         assert sum(array.nbytes for array in result.outputs.values()) < 1 << 26
         taken = loaded.profile({"x": X}, iterations=1, timeout=0.5)
         assert all("/" not in name for name in taken.files)
@@ -406,7 +406,7 @@ def _run(board: Board, program: Artifact) -> None:
 
 
 def told_of(error: errors.HilError) -> str:
-    """An error's text, once it is clear that an agent may be the cause of such an error."""
+    """Return the text of an error. Assert that an agent may cause such an error."""
     assert not isinstance(error, errors.UsageError), repr(error)
     assert isinstance(error, (errors.StageError, errors.BoardError)), repr(error)
     assert error.exit_code in (errors.EXIT_STAGE, errors.EXIT_BOARD)
@@ -416,10 +416,10 @@ def told_of(error: errors.HilError) -> str:
 def attack(
     address: str, agent: LyingAgent, program: Artifact, lies: Mapping[str, Lie], limit_s: float
 ) -> Sequence[str]:
-    """Have an agent lie to a controller; returns what that said of it.
+    """Run a controller with a wrong reply of the agent. Return the errors of the controller.
 
     Raises:
-        AssertionError: it took too long, or the agent was the cause of an error that it may not be.
+        AssertionError: the call took too long, or the agent caused an error that it must not cause.
     """
     agent.lies = lies
     start = time.monotonic()

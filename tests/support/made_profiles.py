@@ -1,4 +1,4 @@
-"""Profiles as a board would give them whose clock is far off and runs at a speed of its own."""
+"""Profiles of a board whose clock has a large offset and a different speed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 HOUR = 3_600_000_000_000
 MS = 1_000_000
 US = 1000
-# When a profile begins, by the host's clock.
+# Start of a profile on the host's clock.
 BEGIN = 20_000 * MS
 
 
 def row(op: str, start_ns: int, duration_ns: int, **more: Any) -> OpRow:
-    """An operation of the model on a board named ``sim``."""
+    """Return an operation of the model on a board named ``sim``."""
     known = {"run": "made", "iteration": 0, "board": "sim", "runtime": "iree", "kind": "compute"}
     nodes = {"onnx_nodes": (op,), "op_types": ("Conv",)} if more.get("kind", "compute") == "compute" else {}
     return OpRow(
@@ -30,7 +30,7 @@ def row(op: str, start_ns: int, duration_ns: int, **more: Any) -> OpRow:
 
 
 def profile(rows: Sequence[OpRow] = (), **more: Any) -> Profile:
-    """A profile of nothing but rows, by a clock that is the host's."""
+    """Return a profile with only these rows, on the host's clock."""
     known = {"run": "made", "model": "m", "board": "sim", "runtime": "iree 3.13"}
     empty: dict[str, Any] = {
         "stages": [],
@@ -54,9 +54,10 @@ def run_on(
     seed: int = 0,
     delay_ns: int = 10 * MS,
 ) -> Profile:
-    """A run with a timed call and a profiled one, over a link with that delay each way.
+    """Return a run with a timed call and a profiled call, over a link with this delay in each direction.
 
-    Operation ``k`` computes the nodes ``convK`` and ``reluK`` on up to four threads; the last one is the runtime's.
+    Operation ``k`` computes the nodes ``convK`` and ``reluK`` on up to four threads. The last operation is runtime
+    overhead.
     """
     dice = random.Random(seed)
     clock = ClockFit(offset_ns, drift, BEGIN, 12_000)

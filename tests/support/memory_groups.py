@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 @contextlib.contextmanager
 def memory_group(mib: int) -> Iterator[Path]:
-    """Make a control group of so many MiB of memory; the test is skipped where none can be made."""
+    """Create a control group with a memory limit in MiB. Skips the test if the machine cannot create one."""
     version_1 = Path("/sys/fs/cgroup/memory")
     root, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
     group = root / f"hil-test-{os.getpid()}"
@@ -38,7 +38,7 @@ def join_group(group: Path) -> str:
 
 @contextlib.contextmanager
 def memory_used(group: Path, mib: int) -> Iterator[None]:
-    """Use so many MiB of a group's memory in another process."""
+    """Allocate this many MiB of a group's memory in another process."""
     fill = f"import sys; kept = bytearray({mib} << 20); print(flush=True); sys.stdin.read()"
     command = ["sh", "-c", f'{join_group(group)} && exec "$@"', "sh", sys.executable, "-c", fill]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as others:

@@ -1,10 +1,10 @@
-"""Mutation testing: run tests against modules with mistakes put in on purpose, which some test must notice.
+"""Mutation testing: run tests on modules with deliberate mistakes. At least one test must detect each mistake.
 
 ``python tests/support/mutants.py`` reads
 ``{"tests": [FILE...], "warm": [MODULE...], "mutants": [{"module": NAME,
 "changes": [[TEXT, INSTEAD]...], "select": EXPRESSION}...]}``
-from stdin and writes a line of JSON for each mutant as it ends.
-Everything but the mutated modules is imported once; each mutant is a fork of that process.
+from stdin and writes a line of JSON for each mutant when it ends.
+The process imports everything except the mutated modules once. Each mutant is a fork of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pytest
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a changed text; nothing is written anywhere."""
+    """Import one module from a changed text, without writing a file."""
 
     def __init__(self, module: str, changes: Sequence[tuple[str, str]]) -> None:
         spec = importlib.util.find_spec(module)
@@ -47,7 +47,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class FirstFailure:
-    """A pytest plugin that keeps what failed first, and counts what passed."""
+    """A pytest plugin that stores the first failure, and counts passed tests."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {"test": "", "message": "", "passed": 0}
@@ -66,12 +66,12 @@ class FirstFailure:
 
 
 def run_mutant(module: str, changes: Sequence[tuple[str, str]], tests: Sequence[str], select: str) -> dict[str, Any]:
-    """Run some of the tests until one fails; the modules that are mutated must not have been imported yet."""
+    """Run some of the tests until one fails. The mutated modules must not have been imported."""
     sys.meta_path.insert(0, Mutated(module, changes))
     importlib.import_module(module)
     first = FirstFailure()
     own = ["-c", os.devnull, "--rootdir", str(Path(tests[0]).parent), "--noconftest", "--import-mode=importlib"]
-    # Rewriting the assertions for their messages takes longer than the tests.
+    # Rewriting the assertions takes longer than the tests.
     quiet = ["-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:terminal"]
     exit_code = int(pytest.main([*own, *quiet, "-k", select, *tests], plugins=[first]))
     return {"exit_code": exit_code, **first.found}
@@ -79,7 +79,7 @@ def run_mutant(module: str, changes: Sequence[tuple[str, str]], tests: Sequence[
 
 def main() -> None:
     order = json.load(sys.stdin)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a plugin may have pytest import what is to be mutated
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # A plugin can make pytest import a module that will be mutated.
     for name in order["warm"]:
         importlib.import_module(name)
     for mutant in order["mutants"]:

@@ -1,4 +1,4 @@
-"""One small ONNX model for each class of operators, and what an arithmetic makes of its answer."""
+"""One small ONNX model for each class of operators, and its outputs in an arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _values(*shape: int) -> Array:
 
 @dataclass(frozen=True)
 class OperatorClass:
-    """Nodes in a row, each of which takes what came before (``x``) and constants."""
+    """Sequence of nodes. Each node takes the previous result (``x``) and constants."""
 
     nodes: tuple[onnx.NodeProto, ...]
     inputs: Mapping[str, Array]
@@ -31,7 +31,7 @@ class OperatorClass:
     contracts: bool = False  # whether int8 hardware quantizes its operands
 
     def model(self, nodes: tuple[onnx.NodeProto, ...] | None = None) -> onnx.ModelProto:
-        """Return the model, or one of some of its nodes."""
+        """Return the whole model, or a model with some of its nodes."""
         return model_of(nodes or self.nodes, self.inputs, self.constants)
 
 
@@ -95,7 +95,7 @@ OPERATOR_CLASSES: dict[str, OperatorClass] = {
 
 
 def run_onnx(model: onnx.ModelProto, given: Mapping[str, Array], *, optimized: bool = True) -> Array:
-    """Return the first output, by ONNX Runtime."""
+    """Return the first output, computed by ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if not optimized:
@@ -106,7 +106,10 @@ def run_onnx(model: onnx.ModelProto, given: Mapping[str, Array], *, optimized: b
 
 
 def predict(one: OperatorClass, arithmetic: str) -> Array:
-    """Return what the arithmetic makes of the answer: each node alone, its operands and its result rounded here."""
+    """Return the output in an arithmetic.
+
+    This function runs each node alone, and rounds its operands and its result.
+    """
     round_value: Callable[[Array], Array] = (lambda array: array) if arithmetic == "int8" else _narrowed(arithmetic)
     env = {name: _rounded(array, round_value) for name, array in {**one.inputs, **one.constants}.items()}
     for node in one.nodes:
@@ -124,7 +127,7 @@ def _all_floats(operands: Mapping[str, Array]) -> bool:
 
 
 def _with(node: onnx.NodeProto, operands: dict[str, Array]) -> onnx.ModelProto:
-    """A model of a node, whose integers (axes) are constants, taken out of the operands."""
+    """Return a model with one node. Its integer operands (axes) become constants."""
     whole = {name: operands.pop(name) for name in list(operands) if operands[name].dtype != np.float32}
     return model_of((node,), operands, whole)
 

@@ -1,4 +1,4 @@
-"""Pictures of pages for the guides, as scripts/make_web_screenshots asks for them."""
+"""Pictures of pages for the guides. scripts/make_web_screenshots requests them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.browser import Page
 
 
 def draw(page: Page, name: str) -> None:
-    """Draw a page, narrow and dark, and wide and light, where HIL_WEB_SCREENSHOTS says into which folder."""
+    """Draw a page, narrow and dark, and wide and light, in the directory of HIL_WEB_SCREENSHOTS."""
     if not (folder := os.environ.get("HIL_WEB_SCREENSHOTS")):
         return
     for suffix, theme, size in (("-narrow", "dark", (390, 844)), ("", "light", (1280, 900))):

@@ -1,4 +1,6 @@
-"""`pip install -e PACKAGE` as the guides need it: python pip.py PACKAGE SITE. A script: nothing imports it."""
+"""Replacement for `pip install -e PACKAGE` in tests of the guides: python pip.py PACKAGE SITE. Nothing imports this
+script.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ else:
 
 
 def install(package: Path, site: Path) -> None:
-    """What `pip install -e PACKAGE` leaves behind, as far as entry points and imports go."""
+    """Write the files of `pip install -e PACKAGE` that entry points and imports need."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""pytest, as a user calls it in a folder of his own."""
+"""Run pytest as a user does, in a separate directory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from onnx import TensorProto, helper
 from support.models import DIGITS, save_model
 
 INI = "[pytest]\nfilterwarnings = error\nhil_models = {models}\n{more}"
-# What tests of a layer are called, for the digits' model: conv1, relu1, pool1 and so on.
+# Names of the tests of layers, for the digits model: conv1, relu1, pool1 and so on.
 DIGITS_LAYERS = 8
-# What costs time and has nothing to do with us.
+# Plugins that take time and are not relevant.
 QUICK = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run of pytest ended.
+    """Result of a run of pytest.
 
     Attributes:
-        code: its exit code.
-        out: what it printed.
-        properties: test -> what the JUnit file says of it.
+        code: exit code.
+        out: output.
+        properties: test -> its properties in the JUnit file.
         outcomes: test -> passed, failure, error or skipped.
     """
 
@@ -39,12 +39,12 @@ class Run:
     outcomes: dict[str, str]
 
     def command(self, what: str, number: int = 0) -> str:
-        """A command that a failure's report prints: ``repeat it`` or ``see the diff``."""
+        """Return a command from the report of a failure: ``repeat it`` or ``see the diff``."""
         return re.findall(rf"^{what}: +(.*)$", self.out, re.MULTILINE)[number]
 
 
 class Project:
-    """A folder of a user's, with an ini file."""
+    """Directory of a user, with an ini file."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         folder.mkdir()
@@ -55,7 +55,7 @@ class Project:
         self.models = folder / "models"
 
     def set_up(self, *models: str | Path, ini: str = "", where: str = "models") -> Project:
-        """Write the ini file, and copy models: names of the digits' ones, or files."""
+        """Write the ini file, and copy models: names of models of the digits example, or files."""
         (self.folder / where).mkdir(parents=True, exist_ok=True)
         (self.folder / "pytest.ini").write_text(INI.format(models=where, more=ini))
         for model in models:
@@ -69,12 +69,12 @@ class Project:
         return path
 
     def start(self, *args: object) -> subprocess.Popen[str]:
-        """Begin a run of pytest."""
+        """Start pytest."""
         command = [sys.executable, "-m", "pytest", *QUICK, *map(str, args)]
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True)
 
     def test(self, *args: object, cwd: Path | None = None) -> Run:
-        """Run pytest there."""
+        """Run pytest in the directory."""
         junit = self.folder / "junit.xml"
         junit.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", *QUICK, *map(str, args)]
@@ -91,7 +91,7 @@ class Project:
         return Run(done.returncode, done.stdout + done.stderr, found, outcomes)
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command as it was printed."""
+        """Run a command as pytest printed it."""
         return self._run(["sh", "-c", command])
 
     def _run(self, command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -100,7 +100,7 @@ class Project:
 
 
 def save_open(folder: Path) -> Path:
-    """relu(x), N float32: one layer, a dimension that --hil-dim sizes."""
+    """Save relu(x), N float32: one layer, and a dimension that --hil-dim sets."""
     node, value = helper.make_node("Relu", ["x"], ["y"], "relu"), (TensorProto.FLOAT, ["N"])
     return save_model(folder / "open.onnx", [node], [("x", *value)], [("y", *value)])
 

@@ -1,4 +1,4 @@
-"""Profiles of real runs, taken by the runtimes' own tools on this machine."""
+"""Profiles of real runs, created by the tools of the runtimes on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST = (
 
 @dataclass(frozen=True)
 class Profiled:
-    """A model, its program, and the profile of some runs of it."""
+    """A model, its program, and the profile of some runs."""
 
     model: Model
     artifact: Artifact
@@ -33,14 +33,14 @@ class Profiled:
 def profile_iree(
     path: Path, folder: Path, settings: dict[str, Any], *, device: str = "local-task", runs: int = 5, **dims: int
 ) -> Profiled:
-    """Compile a model and run it under IREE's profiler, every input all ones.
+    """Compile a model and run it under IREE's profiler. All inputs are ones.
 
     Args:
         path: the model.
-        folder: where the profile goes, as ``profile.ireeprof``.
+        folder: directory of the profile ``profile.ireeprof``.
         settings: the fixture of that name.
         device: ``local-task`` or ``local-sync``.
-        runs: how many.
+        runs: number of runs.
         dims: sizes of symbolic dimensions.
     """
     from hil.formats.iree_values import mlir_type
@@ -67,7 +67,7 @@ def profile_iree(
 
 
 def profile_onnxruntime(path: Path, folder: Path, runs: int = 4) -> Path:
-    """Run a model, every input all ones, in a session of ONNX Runtime's that profiles; the file it writes."""
+    """Run a model in an ONNX Runtime session with profiling. All inputs are ones. Return the file of the profile."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""The schema of hil.toml, made of the options: `python tests/support/project_schema.py` writes it to docs."""
+"""Generate the schema of hil.toml from the options: `python tests/support/project_schema.py` writes it to docs."""
 
 from __future__ import annotations
 

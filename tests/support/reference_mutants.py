@@ -1,4 +1,4 @@
-"""Wrong versions of small ONNX models: what a broken rewriting, optimizer or cache would make of them."""
+"""Wrong versions of small ONNX models, as a faulty rewrite, optimizer or cache would produce them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def drop_attribute(operator: str, name: str) -> Mutate:
 
 
 def rename_operator(operator: str, other: str) -> Mutate:
-    """Compute another operator."""
+    """Replace an operator by another operator."""
 
     def mutate(model: onnx.ModelProto) -> None:
         _node(model, operator).op_type = other
@@ -203,7 +203,7 @@ def rename_operator(operator: str, other: str) -> Mutate:
 
 
 def bypass(operator: str) -> Mutate:
-    """Leave out a node of one input and one output."""
+    """Remove a node with one input and one output."""
 
     def mutate(model: onnx.ModelProto) -> None:
         node = _node(model, operator)
@@ -249,7 +249,7 @@ def change_weight(name: str, change: Callable[[Array], Array]) -> Mutate:
 
 
 def set_opset(version: int) -> Mutate:
-    """Read the same nodes by another opset."""
+    """Use a different opset for the same nodes."""
 
     def mutate(model: onnx.ModelProto) -> None:
         model.opset_import[0].version = version
@@ -274,7 +274,7 @@ def _zero_last(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A model and what turns it into a wrong one."""
+    """A model and the function that makes it wrong."""
 
     name: str
     build: Callable[[], onnx.ModelProto]

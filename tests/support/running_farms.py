@@ -1,4 +1,4 @@
-"""Farms as a user runs them: `hil farm up` in a home of its own, and commands beside it."""
+"""Farms as a user runs them: `hil farm up` in a separate home directory, and commands for this farm."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from support.commands import Ended, run_hil
 from support.schemas import check_document
 from support.waiting import eventually
 
-# Whoever is stopped for a few seconds on a busy machine loses nothing.
+# Long enough that a process that stops for a few seconds on a busy machine loses nothing.
 TERMS = "[terms]\nbeat_s = 0.3\nlease_s = 15\nowner_s = 15\nquarantine_s = 2\n"
 HIL = (sys.executable, "-m", "hil.controller.cli.main")
 
 
 class RunningFarm:
-    """A farm that is up.
+    """Running farm.
 
     Attributes:
         home: its HIL_FARM_HOME, removed at the end.
-        environment: for commands.
+        environment: environment of commands.
         process: `hil farm up`.
     """
 
@@ -40,7 +40,7 @@ class RunningFarm:
         self.process: subprocess.Popen[bytes]
 
     def up(self, within_s: float = 180.0) -> None:
-        """Start it, and wait until it has looked at its boards."""
+        """Start the farm, and wait until it has checked its boards."""
         self.start()
         self.eventually(self._is_ready, within_s)
 
@@ -60,27 +60,29 @@ class RunningFarm:
         return None
 
     def said(self) -> str:
-        """What it told, and the ends of its logs."""
+        """Return the farm's output, and the ends of its logs."""
         logs = [path.read_text(errors="replace")[-3000:] for path in (self.home / "logs").glob("*.log")]
         return "\n".join([(self.home / "said").read_text(errors="replace"), *logs])
 
     def eventually(self, what: Callable[[], object], within_s: float = 120.0) -> Any:
-        """The first answer that is true."""
+        """Return the first true result of a function."""
         return eventually(what, self.said, within_s, every_s=0.05)
 
     def hil(self, *args: object, timeout: float = 240.0, cwd: Path | None = None) -> Ended:
-        """`hil ARGS...` beside it."""
+        """Run `hil ARGS...` for this farm."""
         ended = run_hil([*map(str, args)], self.environment, cwd or self.home, timeout)
         if "--json" in args and args[0] == "farm":
             check(args, ended.document)
         return ended
 
     def boards(self) -> dict[str, str]:
-        """Name -> state."""
+        """Return the state of each board by name."""
         return {board["name"]: board["state"] for board in self.hil("farm", "boards", "--json").document["boards"]}
 
     def processes(self) -> list[int]:
-        """All that belongs to it: what has its home in its environment, or works in it."""
+        """Return all processes of the farm: those with its home directory in their environment, or as working
+        directory.
+        """
         found = []
         for path in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -92,12 +94,12 @@ class RunningFarm:
         return found
 
     def stop(self, how: signal.Signals = signal.SIGINT, within_s: float = 60.0) -> int:
-        """End it, and wait until it has; its exit code."""
+        """Stop the farm, and wait for its end. Return the exit code."""
         self.process.send_signal(how)
         return self.process.wait(within_s)
 
     def end(self) -> None:
-        """Whatever became of it, nothing of it is left."""
+        """Kill all processes of the farm that remain."""
         if hasattr(self, "process") and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,14 +123,14 @@ def check(args: tuple[object, ...], document: Any) -> None:
 
 @contextlib.contextmanager
 def running_farm(*words: str, environment: Mapping[str, str], start: bool = True) -> Iterator[RunningFarm]:
-    """A farm of a test's own.
+    """Farm of a single test.
 
     Args:
         words: options of `hil farm up`.
-        environment: its own, and that of commands beside it.
+        environment: environment of the farm and of the commands for it.
         start: start it now, and wait for its boards.
     """
-    # Short enough for a socket, which pytest's own folders are not.
+    # Short enough for a socket. Pytest's own directories are too long.
     farm = RunningFarm(Path(tempfile.mkdtemp(prefix="hil-farm-")), words, environment)
     (farm.home / "farm.toml").write_text(TERMS)
     try:

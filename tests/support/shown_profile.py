@@ -1,4 +1,4 @@
-"""A profile whose every sum can be checked in one's head, for the tests of what shows profiles."""
+"""Profile with sums that a reader can check, for tests of modules that show profiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def example(
     timed_ns: int = 80 * US,
     timed_runs: int = 2,
 ) -> Profile:
-    """A profile of 100 us an iteration, ``slower`` times that in ``fc2``; its timed runs take ``timed_ns``."""
+    """Return a profile with 100 us per iteration. ``fc2`` takes ``slower`` times as long. The timed runs take
+    ``timed_ns``.
+    """
     rows = [
         OpRow(
             run=run,

@@ -1,4 +1,4 @@
-"""Marks for tests that run in ``scripts/test --all`` only."""
+"""Marks for tests that run only in ``scripts/test --all``."""
 
 from __future__ import annotations
 

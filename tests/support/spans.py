@@ -1,4 +1,4 @@
-"""A receiver of OpenTelemetry's spans, as a collector is one."""
+"""Receiver of OpenTelemetry spans, like a collector."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class Receiver:
-    """Keeps what is sent to it.
+    """Store received spans.
 
     Attributes:
         endpoint: for OTEL_EXPORTER_OTLP_ENDPOINT.
-        spans: what came, of any program.
+        spans: received spans, of any program.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Receiver:
 
 @contextlib.contextmanager
 def receiving() -> Iterator[Receiver]:
-    """A receiver that this process, and those that it starts, send their spans to."""
+    """Receive the spans of this process and of its child processes."""
     from hil.controller.farm import telemetry
 
     receiver = Receiver()
