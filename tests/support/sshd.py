@@ -1,7 +1,7 @@
-"""A real sshd on loopback, with keys of its own, and a relay before it whose link can be cut.
+"""A real sshd on loopback with its own keys, and a relay in front of it whose connection can be interrupted.
 
-It is this machine's own sshd or, where there is none, Debian's, unpacked into the cache. An sshd that runs as root
-wants a user `sshd` and a folder /run/sshd: it gets both in a mount namespace of its own.
+It is the sshd of this machine or, if none is installed, of Debian, unpacked into the cache. As root, sshd needs a user
+`sshd` and a directory /run/sshd. A separate mount namespace contains both.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from support.waiting import eventually
 from tools.virtual_board.places import made
 
 LOOPBACK = "127.0.0.1"
-# Arguments of parametrize, beside `indirect`, for what holds for both clients.
+# Arguments for parametrize with `indirect`, for tests of both clients.
 BOTH = ("client", ["OpenSSH", pytest.param("paramiko", marks=pytest.mark.ci)])
 IS_ROOT = os.geteuid() == 0
-# Who logs in with a password, where sshd runs as root. `openssl passwd -6 -salt boardboard over-the-wire`
+# User who logs in with a password, if sshd runs as root. `openssl passwd -6 -salt boardboard over-the-wire`
 PASSWORD_USER, PASSWORD = "somebody", "over-the-wire"
 _HASH = "$6$boardboard$ppfEfSpZIZyV6WMISJk3zkge.CkQKr9cIjQlqT1KIOjWqBZMCXcFS1EigufK8Vb7Grrin79QrUJ4uIXn1oay/0"
-# What sshd logs once it takes connections.
+# Log message of an sshd that accepts connections.
 _LISTENS = "Server listening on"
 _SETTINGS = """
 StrictModes no
@@ -48,7 +48,7 @@ PasswordAuthentication yes
 
 
 def free_port() -> int:
-    """Nobody listens there, and the system gives it to nobody who asks for any: it is below those."""
+    """Return a port that no process uses, below the range from which the system selects free ports."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -63,10 +63,11 @@ def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path
 
 @dataclass
 class Sshd:
-    """An sshd that runs; its settings can be added to, for a start anew.
+    """Running sshd. Tests can add settings and restart it.
 
-    ``shell`` is root's login shell. As root, ``mounts`` are commands that run in its mount namespace, and ``prefix``
-    is the start of its command line, such as nsenter's.
+    ``shell`` is the login shell of root. As root, ``mounts`` are commands that run in its mount namespace, and
+    ``prefix``
+    is the start of its command line, such as nsenter and its options.
     """
 
     folder: Path
@@ -103,7 +104,7 @@ class Sshd:
         return (self.folder / "log").read_text()
 
     def end_agents(self) -> None:
-        """End what was deployed there, which would go on for as long as an agent may be idle."""
+        """Stop the agents that hil deployed to this server. Otherwise they run until their idle timeout."""
         for pid in started_with(f"HOME={self.home}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -113,7 +114,7 @@ class Sshd:
             file.write(identity.with_name(f"{identity.name}.pub").read_text())
 
     def pin(self, known_hosts: Path, port: int = 0, key: Path | None = None) -> None:
-        """Write the host key down as this server's, or another's."""
+        """Store the host key of this server or of another server in known_hosts."""
         public = (key or self.host_key).with_suffix(".pub").read_text()
         with known_hosts.open("a") as file:
             file.write(f"[{LOOPBACK}]:{port or self.port} {public}")
@@ -141,7 +142,7 @@ class Sshd:
         assert self._process.poll() is None, self.log
 
     def stop(self) -> None:
-        """End it with all its connections."""
+        """Stop sshd and all its connections."""
         if self._process:
             for pid in [*descendants(self._process.pid), self._process.pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -168,7 +169,7 @@ class Sshd:
 
 @contextlib.contextmanager
 def running_sshd(folder: Path, *settings: str, **fields: Any) -> Iterator[Sshd]:
-    """An sshd with these settings; ``fields`` are those of :class:`Sshd`."""
+    """sshd with these settings. ``fields`` are fields of :class:`Sshd`."""
     server = Sshd(made(folder), **fields)
     try:
         server.start(*settings)
@@ -179,7 +180,7 @@ def running_sshd(folder: Path, *settings: str, **fields: Any) -> Iterator[Sshd]:
 
 
 class Relay:
-    """A TCP connection's way through this process, which can be cut: then nothing passes and nobody is told."""
+    """Relay of TCP connections through this process. During a cut, no data passes, and both ends notice nothing."""
 
     def __init__(self, port: int, turn_away: int = 0) -> None:
         self._to = port
@@ -197,7 +198,7 @@ class Relay:
         self._passing.clear()
 
     def cut_after(self, size: int) -> None:
-        """Cut the link once that many bytes more have passed."""
+        """Cut the connection after this number of further bytes."""
         self._left = size
 
     def restore(self) -> None:
@@ -238,9 +239,7 @@ class Relay:
 
 
 def started_with(setting: str) -> list[int]:
-    """The processes that were started with this, ``NAME=VALUE``, in their environment; of one that has ended nobody
-    can see it.
-    """
+    """Return the processes with ``NAME=VALUE`` in their environment. Ended processes have no readable environment."""
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -250,7 +249,7 @@ def started_with(setting: str) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process's children and theirs, from what /proc says now."""
+    """Return the descendants of a process, from the current content of /proc."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

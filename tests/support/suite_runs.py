@@ -1,4 +1,4 @@
-"""Folders of suite runs, as the engine leaves them, made without running anything."""
+"""Directories of suite runs, as hil writes them, created without running a suite."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODELS = {
 
 
 def comparison(*, passed: bool = True, sqnr_db: Any = 92.5, name: str = "y", **other: Any) -> dict[str, Any]:
-    """One output beside its reference."""
+    """Return the comparison of one output with its reference."""
     share = 0.0 if passed else 0.04
     return {
         "name": name,
@@ -71,7 +71,7 @@ def comparison(*, passed: bool = True, sqnr_db: Any = 92.5, name: str = "y", **o
 
 
 def case(id: str, outcome: str = "PASS", **values: Any) -> CaseRecord:
-    """A record as the engine writes it for a case that ended so; anything in it may be said otherwise."""
+    """Return the record of a case with this outcome. Other arguments replace fields of the record."""
     stage, message = ERRORS.get(outcome, ("compare", ""))
     ended = values.get("ended", {"XFAIL": "FAIL", "XPASS": "PASS"}.get(outcome, outcome))
     if ended == "FAIL" and outcome != "XPASS":
@@ -133,13 +133,13 @@ def suite_head(**changes: Any) -> SuiteRecord:
 
 
 def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ...] = (), **header: Any) -> Path:
-    """Write a run's folder; returns it.
+    """Write the directory of a run. Return its path.
 
     Args:
-        folder: made here.
-        records: what ended.
-        missing: ids of cases that were still to come.
-        header: what suite.json is to say otherwise.
+        folder: directory to create.
+        records: cases with a result.
+        missing: ids of cases without a result.
+        header: fields of suite.json to replace.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ids = [*(record.id for record in records), *missing]
@@ -151,7 +151,10 @@ def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ..
 
 
 def large_run(cases: int) -> list[CaseRecord]:
-    """So many cases of several models, seeded: most pass, some end in every other way."""
+    """Write a run with many cases of several models, seeded.
+
+    Most cases pass, and some have one of the other outcomes.
+    """
     rolled = random.Random(SEED)
     records: list[CaseRecord] = []
     while len(records) < cases:

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, with somebody who reads it and types."""
+"""Run a program in a separate terminal, with a simulated user who reads the output and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CTRL_D = b"\x04"
 
 
 class Terminal:
-    """What a program showed so far, and a keyboard."""
+    """Output of a program, and a keyboard."""
 
     def __init__(self, child: int, terminal: int) -> None:
         self._child = child
@@ -27,7 +27,7 @@ class Terminal:
         self.shown = b""
 
     def wait_for(self, words: bytes, seconds: float = 60.0) -> None:
-        """Read until the program has shown something, after what was waited for before."""
+        """Read until the program prints a text after the texts of earlier calls."""
         until = time.monotonic() + seconds
         while (found := self.shown.find(words, self._seen)) < 0:
             assert time.monotonic() < until and self._read(), f"{words!r} was not shown: {self.shown!r}"
@@ -37,19 +37,19 @@ class Terminal:
         os.write(self._terminal, keys)
 
     def answer(self, prompt: bytes, keys: bytes) -> None:
-        """Once asked, type a line."""
+        """Wait for a question, then type a line."""
         self.wait_for(prompt)
         self.type(keys + b"\n")
 
     def rest(self, seconds: float) -> bytes:
-        """What it shows in so many seconds."""
+        """Return the output of the next seconds."""
         start, until = len(self.shown), time.monotonic() + seconds
         while time.monotonic() < until and self._read(until - time.monotonic()):
             pass
         return self.shown[start:]
 
     def ended(self, seconds: float = 60.0) -> int:
-        """Its exit code."""
+        """Wait for the end of the program. Return its exit code."""
         until = time.monotonic() + seconds
         while self._read(until - time.monotonic()):
             pass
@@ -66,9 +66,9 @@ class Terminal:
         os.close(self._terminal)
 
     def _read(self, seconds: float = 60.0) -> bool:
-        """Take what is shown next; whether there was anything but the end."""
+        """Read the next output. Return whether the program printed anything before its end."""
         if select.select([self._terminal], [], [], max(seconds, 0))[0]:
-            with contextlib.suppress(OSError):  # so says a terminal whose last process has gone
+            with contextlib.suppress(OSError):  # A terminal returns this error after its last process has ended.
                 piece = os.read(self._terminal, 4096)
                 self.shown += piece
                 return bool(piece)
@@ -77,7 +77,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*argv: object, cwd: Path, env: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run a Python program, `-m hil.controller.cli.main ...` for one, in a terminal."""
+    """Run a Python program in a terminal, for example `-m hil.controller.cli.main ...`."""
     child, end = pty.fork()
     if child == 0:
         os.chdir(cwd)

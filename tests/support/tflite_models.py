@@ -1,4 +1,4 @@
-"""TFLite models made by hand."""
+"""TFLite models that are written without a converter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def save_dynamic_update(path: Path, shape: Sequence[int], part: Sequence[int]) -> Path:
-    """Save a model that writes its second input into its first, at the place that its third input names."""
+    """Save a model that writes its second input to its first input, at the position in its third input."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 

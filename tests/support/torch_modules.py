@@ -1,4 +1,4 @@
-"""PyTorch modules for tests. It imports torch."""
+"""PyTorch modules for tests. This module imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Nested(nn.Module):
-    """A dict and a list in, a dict with a list and a constant out."""
+    """Take a dict and a list. Return a dict with a list and a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Nested(nn.Module):
 
 
 class Net(nn.Module):
-    """A convolution with batch norm, a block of modules of its own, and functions between them."""
+    """Convolution with batch norm, a submodule with its own layers, and functions between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM that is given its state, and gives it back under the same name."""
+    """LSTM that takes its state as input, and returns it with the same name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Recurrent(nn.Module):
 
 
 class Counting(nn.Module):
-    """A buffer that every call changes."""
+    """Buffer that every call changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Counting(nn.Module):
 
 
 class Keeping(nn.Module):
-    """A module that returns nothing: it adds to a buffer, whose first value is not zero, and writes into an input."""
+    """Module without outputs. It adds to a buffer with a nonzero initial value, and writes to an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Branching(nn.Module):
 
 
 class Conjugate(nn.Module):
-    """What torch-mlir imports, and IREE does not know."""
+    """Operator that torch-mlir imports and IREE does not support."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * x.conj()
@@ -90,14 +90,14 @@ class Conjugate(nn.Module):
 def save(path: Path, module: nn.Module, *args: Any, dynamic: Any = None, **kwargs: Any) -> Path:
     """Export a module, in inference mode, and save it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch thinks of its own LSTM
+        warnings.simplefilter("ignore")  # Warning of torch about its own LSTM.
         program = torch.export.export(module.eval(), args, kwargs or None, dynamic_shapes=dynamic)
     torch.export.save(program, path)
     return path
 
 
 def save_net(path: Path) -> Path:
-    """:class:`Net` with seeded weights, for any batch up to 8."""
+    """Save :class:`Net` with seeded weights, for any batch size up to 8."""
     torch.manual_seed(0)
     batch = torch.export.Dim("batch", min=1, max=8)
     return save(path, Net(), torch.randn(2, 3, 8, 8), dynamic=({0: batch},))

@@ -1,4 +1,4 @@
-"""TensorFlow modules for tests of traces; a test that imports them is skipped where there is no TensorFlow."""
+"""TensorFlow modules for tests of traces. Tests that import them are skipped without TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ tf = pytest.importorskip("tensorflow")
 
 
 class Empty(tf.Module):
-    """Has nothing to call."""
+    """Module without methods."""
 
 
 class Edges(tf.Module):
-    """Has methods without a signature: what they return depends on what they are given."""
+    """Methods without a signature, whose outputs depend on the structure of their inputs."""
 
     @tf.function
     def none_of(self, x):
@@ -24,7 +24,7 @@ class Edges(tf.Module):
 
 
 class Counter(tf.Module):
-    """Keeps a count, and tells it in every kind of structure."""
+    """Module that stores a count, and returns it in every kind of structure."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Counter(tf.Module):
 
 
 class Register(tf.Module):
-    """Methods that return nothing: what they do is assign."""
+    """Methods that return nothing and only assign variables."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Register(tf.Module):
 
 
 class Global(tf.Module):
-    """Methods that assign a variable older than the module; TensorFlow can look into one of them only."""
+    """Methods that assign a variable which is older than the module. TensorFlow can trace only one of them."""
 
     older = tf.Variable(1.0, name="older")
 
@@ -91,7 +91,7 @@ class Classifier(tf.Module):
 
 
 class ByHandles(tf.Module):
-    """A step whose optimizer, one of TensorFlow 1, knows the variables by their handles alone."""
+    """Training step with an optimizer of TensorFlow 1, which refers to the variables only by their handles."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ class ByHandles(tf.Module):
 
 
 class Scaled(tf.Module):
-    """Weights that nothing assigns, and variables that methods with and without a signature assign."""
+    """Weights that no method assigns, and variables that methods with and without a signature assign."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ class Scaled(tf.Module):
 
 
 class Large(tf.Module):
-    """Weights of a megabyte, of two methods."""
+    """One megabyte of weights, which two methods use."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ class Large(tf.Module):
 
 
 class Recurrent(tf.Module):
-    """Keras layers, trained by one of Keras's optimizers."""
+    """Keras layers, trained by an optimizer of Keras."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ class Recurrent(tf.Module):
 
 
 class Sums(tf.Module):
-    """Methods without a signature, and of other dtypes than float32."""
+    """Methods without a signature, and with dtypes other than float32."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ class Sums(tf.Module):
 
 
 class Refused(tf.Module):
-    """A method that IREE's compiler refuses, beside one that it takes."""
+    """One method that IREE's compiler rejects, and one method that it accepts."""
 
     @tf.function(input_signature=[tf.TensorSpec([3, 3], tf.float32)])
     def factor(self, matrix):

@@ -1,4 +1,4 @@
-"""Small traces as Perfetto writes them, and whether there is what reads them here."""
+"""Small traces in Perfetto's format, and a check whether the program that reads them is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HAS_QUERIES = HAS_VIEWER and bool(shutil.which("node") or shutil.which("nodejs")
 
 
 def trace_bytes(slices: list[tuple[str, int, int]], *, process: str = "board sim") -> bytes:
-    """A trace of one process with one track of slices: name, start and duration in ns."""
+    """Return a trace of one process with one track. Slices are (name, start, duration) in ns."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
     from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
@@ -32,7 +32,7 @@ def trace_bytes(slices: list[tuple[str, int, int]], *, process: str = "board sim
 
 
 def write_trace_file(path: Path, slices: list[tuple[str, int, int]]) -> Path:
-    """A trace of :func:`trace_bytes` in a file, packed where its name ends in .gz."""
+    """Write a trace of :func:`trace_bytes` to a file. The file is compressed if its name ends in .gz."""
     data = trace_bytes(slices)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

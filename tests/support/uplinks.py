@@ -1,4 +1,4 @@
-"""A host's connection to a farm, in a thread of the test's own."""
+"""Connection of a host to a farm, in a separate thread of the test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hil.controller.farm.paths import FarmAddress
 
 @contextlib.contextmanager
 def uplink(farm: FarmAddress, path: Path) -> Iterator[Path]:
-    """An uplink to a farm at a socket's path, which is yielded."""
+    """Yield an uplink to the farm at the path of a socket."""
     with listen(path) as listening, serving(farm, listening):
         yield path
 
 
 @contextlib.contextmanager
 def serving(farm: FarmAddress, listening: socket.socket) -> Iterator[None]:
-    """An uplink to a farm, for those who call at a listening socket."""
+    """Serve an uplink to a farm on a listening socket."""
     begun: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
 
     async def serve() -> None:

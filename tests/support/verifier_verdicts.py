@@ -1,4 +1,4 @@
-"""What the C verifier and the Python reader say of a bundle: whether they read it."""
+"""Results of the C verifier and the Python reader for a bundle: accepted or refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hil.controller.workloads.bundles import verifier
 from hil.errors import UsageError
 
 _PROGRAM = Path(__file__).parents[1] / "fuzzing" / "verdicts.c"
-# What only the Python reader can do, by the C verifier's messages.
+# Messages of the C verifier for features that only the Python reader supports.
 _UNSUPPORTED = ("a dtype that this verifier does not support", "this verifier supports tolerances only")
 
 
 class Verdicts:
-    """Ask both readers about bundles. A message says why one is refused; "" means that it is read."""
+    """Check bundles with both readers. A message gives the reason of a refusal; "" means that the reader accepts the
+    bundle.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
@@ -43,9 +45,9 @@ class Verdicts:
         return ""
 
     def compare(self, data: bytes) -> tuple[str, str]:
-        """Return the C verifier's message, and how the two readers differ.
+        """Return the C verifier's message, and the difference between the readers.
 
-        The difference is "" if they agree, or if the C verifier says that it lacks support.
+        The difference is "" if they agree, or if the C verifier reports an unsupported feature.
         """
         by_reader, by_verifier = self.of_reader(data), self.of_verifier(data)
         if bool(by_reader) == bool(by_verifier) or any(text in by_verifier for text in _UNSUPPORTED):

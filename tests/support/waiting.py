@@ -1,4 +1,4 @@
-"""Wait for what comes about in its own time."""
+"""Wait for conditions with a timeout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def eventually(
     every_s: float = 0.02,
     process: subprocess.Popen | None = None,
 ) -> T:
-    """Call the condition until what it returns is true, and return that.
+    """Call a condition until its result is true. Return this result.
 
     Args:
-        condition: called every ``every_s`` seconds. The message of a failure shows its source and its last answer.
-        note: what this message says besides.
+        condition: called every ``every_s`` seconds. The message of a failure shows its source and its last result.
+        note: additional text for this message.
         process: the wait fails at once when this process has ended.
 
     Raises:
@@ -32,7 +32,7 @@ def eventually(
     """
     deadline = time.monotonic() + within_s
     while True:
-        # Looked at first: what a process did last, it did before it ended.
+        # Check this first, because the last effects of a process can appear just before its end.
         ended = process is not None and process.poll() is not None
         if answer := condition():
             return answer
@@ -44,12 +44,14 @@ def eventually(
 
 
 def load_per_core() -> float:
-    """Return how many processes share a core now; at least 1."""
+    """Return the number of processes that share a core now; at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def allowed_s(seconds: float) -> float:
-    """Return a limit for what takes less than ``seconds`` on an idle machine: longer while others use the cores."""
+    """Return a timeout for an action that takes less than ``seconds`` on an idle machine. It is longer on a busy
+    machine.
+    """
     return seconds * load_per_core()
 
 

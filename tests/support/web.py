@@ -1,4 +1,4 @@
-"""Stored sessions that no board ran, and `hil web` over them in this process."""
+"""Stored sessions that no board created, and a `hil web` in this process that shows them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.server.app import create_app
 from support.waiting import eventually
 
-# The name that requests of a TestClient are for; hil web answers to loopback's names only, where it has no token.
+# Host name in requests of a TestClient. Without a token, hil web replies only to names of loopback.
 ADDRESS = "http://127.0.0.1:8790"
 
 
 def write_run(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), **record: Any) -> Path:
-    """A stored run of `hil run` with these cases, of each what is given; returns its folder."""
+    """Write a stored run of `hil run` with these cases, given as fields of each case. Return its directory."""
     folder = root / name
     whole = {
         **{"schema": 1, "id": name, "created": 1.7e9, "request": {"models": []}, "board": {"name": "sim"}},
@@ -40,7 +40,7 @@ def write_run(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), **
 
 
 def write_suite(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), **head: Any) -> Path:
-    """A stored run of a suite with these cases, of each what is given; returns its folder."""
+    """Write a stored suite run with these cases, given as fields of each case. Return its directory."""
     folder = root / name
     whole = {
         **{"schema": 1, "id": name, "suite": "models", "flow": "iree", "runtime": "iree", "boards": ["sim"]},
@@ -58,7 +58,7 @@ def write_suite(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), 
 
 
 def write_record(path: Path, document: Any) -> None:
-    """A record of a session, in its folder."""
+    """Write the record of a session in its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
 
@@ -71,7 +71,7 @@ def asking(
     farm: FarmLink | None = None,
     history: Path | None = None,
 ) -> Iterator[TestClient]:
-    """A client of the application over folders of runs that are indexed; what its routes raise is raised."""
+    """Return a client of the application for directories of runs, which are indexed. Errors of routes are raised."""
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]
         indexer = Indexer(writer, folders)
@@ -85,7 +85,9 @@ def asking(
 
 @asynccontextmanager
 async def _opened(response: FileResponse) -> AsyncIterator[anyio.AsyncFile[bytes]]:
-    """The file of an answer. Starlette leaves it open, with a warning, where the browser leaves as it is opened."""
+    """Close the file of a response. Starlette leaves it open, with a warning, if the browser closes the connection
+    early.
+    """
     with anyio.CancelScope(shield=True):
         file = await anyio.open_file(response.path, mode="rb")
     try:
@@ -99,7 +101,9 @@ async def _opened(response: FileResponse) -> AsyncIterator[anyio.AsyncFile[bytes
 def serving(
     *roots: Path, token: str = "", farm: FarmLink | None = None, port: int = 0, history: Path | None = None
 ) -> Iterator[str]:
-    """A server on a port of loopback, 0 is a free one, with its indexer, in threads of this process; its address."""
+    """Run a server with its indexer in threads of this process, on a port of loopback (0 selects a free port). Return
+    its address.
+    """
     from hil.controller.web.server.server import listener, server_of
 
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:

@@ -1,4 +1,4 @@
-"""Stored sessions whose records mean harm: every text of them is markup, or turns, or has no end."""
+"""Stored sessions with hostile records: each text is markup, reverses the text direction, or is extremely long."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PAYLOADS = {
     "search": 'NEAR("a" OR *) AND "',
     "empty": "",
 }
-# What is kept, so that something is found: names of a session's own files, and what says of which kind it is.
+# Unchanged fields, so that the session is found: names of its own files, and fields with its kind.
 _KEPT = ("file", "folder", "digest", "dtype", "reference_dtype")
 
 
 def records() -> dict[str, Any]:
-    """A record of each kind, as hil writes it."""
+    """Return a record of each kind, as hil writes it."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("web_records.json").read_text())
     return found
 
 
 def all_texts(value: Any, change: Callable[[str], str], key: str = "", *, keys: bool = False) -> Any:
-    """A record with each of its texts replaced; with ``keys`` those of its objects too."""
+    """Return a record with all of its texts replaced; with ``keys``, also the keys of its objects."""
     if isinstance(value, dict):
         return {
             (change(name) if keys else name): all_texts(one, change, name, keys=keys) for name, one in value.items()
@@ -51,7 +51,7 @@ def all_texts(value: Any, change: Callable[[str], str], key: str = "", *, keys: 
 
 
 def write_sessions(root: Path, documents: dict[str, Any], name: str = "") -> None:
-    """A folder of each kind of session, with what pages look for beside a record."""
+    """Write a directory for each kind of session, with the other files that pages read."""
     run = root / f"run{name}"
     write_record(run / "run.json", documents["run"])
     for one in _entries(documents["run"]):
@@ -71,7 +71,7 @@ def write_sessions(root: Path, documents: dict[str, Any], name: str = "") -> Non
 
 
 def _entries(value: Any) -> Iterator[Any]:
-    """Everything in a record that names a file."""
+    """Return all fields of a record that contain file names."""
     if isinstance(value, dict):
         if "file" in value:
             yield value
@@ -88,7 +88,7 @@ def _tensor(run: Path, entry: Any) -> None:
 
 
 def hostile_root(root: Path, payload: str, *, keys: bool = False) -> Path:
-    """A folder of sessions of all kinds whose texts are all this one, and one that is called like it."""
+    """Write sessions of all kinds whose texts are all this text. One session also has this text as its name."""
     documents = {
         kind: all_texts(one, lambda _: payload, keys=keys and kind not in ("trace", "call"))
         for kind, one in records().items()

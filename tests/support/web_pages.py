@@ -1,4 +1,4 @@
-"""Pages of `hil web` as a browser would take them: what elements they have, and where they lead."""
+"""Parse pages of `hil web` as a browser does: their elements and their links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from starlette.testclient import TestClient
 from hil.controller.web.server.app import PAGES
 from hil.core.text import visible
 
-# What never ends, or is large and not ours.
+# Responses that never end, and large files from other projects.
 STREAMS = ("/events", "/farm/events", "/job/log", "/perfetto/")
-# Attributes that a person is shown or read out.
+# Attributes whose text is visible or read aloud.
 _LONGEST = 30_000
 _SHOWN = ("title", "alt", "aria-label", "placeholder", "label", "summary")
 _LEADING = ("href", "src", "action", "formaction", "hx-get", "hx-post", "data-live", "xlink:href", "poster")
-# Pictures in a page's own text: PNG, and the swatches of a legend.
+# Pictures inside a page: PNG, and the color fields of a legend.
 _PICTURE = re.compile(
     r"data:image/png;base64,[A-Za-z0-9+/=]*|data:image/svg\+xml,<svg xmlns='http://www\.w3\.org/2000/svg' "
     r"width='12' height='12'><rect width='12' height='12' fill='%23[0-9a-f]{6}'/></svg>"
@@ -30,7 +30,7 @@ _JINJA = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", re.S)
 
 
 class PageParts(HTMLParser):
-    """A page taken apart: its elements with their attributes, its text, and where it leads."""
+    """Parsed page: its elements with their attributes, its text, and its links."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -57,7 +57,7 @@ class PageParts(HTMLParser):
 
 
 def of_templates() -> set[tuple[str, str]]:
-    """The elements that the templates have, each with each of its attributes."""
+    """Return the elements of the templates, each with its attributes."""
     folder = resources.files("hil.controller.web").joinpath("templates")
     pairs: set[tuple[str, str]] = set()
     for file in folder.iterdir():
@@ -67,20 +67,20 @@ def of_templates() -> set[tuple[str, str]]:
 
 
 def _kept(found: re.Match[str]) -> str:
-    """What a template's own code may put there: the names of attributes in its texts."""
+    """Return the attribute names that the code of a template can insert."""
     return (
         " ".join(re.findall(r"""[\w-]+=\\?["'][^"']*["']|(?<=[ "'])(?:selected|checked|disabled|open)\b""", found[0]))
         + " "
     )
 
 
-# A page that is saved as one file has its styles and scripts in it, and its fields cannot be used.
+# A page that is saved as one file contains its styles and scripts, and its input fields are disabled.
 _SAVED = {(tag, "disabled") for tag in ("button", "input", "select", "textarea", "fieldset")}
 _SAVED |= {("style", ""), ("meta", "http-equiv"), *(("script", name) for name in ("type", "data-url", "data-type"))}
 
 
 def check_page(text: str, allowed: set[tuple[str, str]], where: str) -> PageParts:
-    """Assert that a page has nothing but what the templates have, and hides nothing; return its parts."""
+    """Assert that a page has only elements of the templates and hides nothing. Return its parts."""
     parts = PageParts(text)
     if where.startswith("/share"):
         allowed = allowed | _SAVED
@@ -101,7 +101,7 @@ def check_page(text: str, allowed: set[tuple[str, str]], where: str) -> PagePart
 
 
 class Crawl:
-    """Everything that pages lead to, each kind of page with each session once."""
+    """Follow all links of pages. Visit each kind of page once per session."""
 
     def __init__(self, client: TestClient, *, most: int = 300) -> None:
         self._client = client
@@ -116,16 +116,16 @@ class Crawl:
         for address in addresses:
             parts = urlsplit(address)
             query = dict(parse_qsl(parts.query))
-            # Of pages that differ in a filter or an order alone one of each is enough.
+            # Visit only one of several pages that differ only in a filter or an order.
             key = (parts.path, *sorted(query), query.get("id", ""), query.get("case", ""))
             if len(address) > _LONGEST:
-                continue  # a server refuses it
+                continue  # The server refuses this address.
             if parts.path and not parts.path.startswith(STREAMS) and key not in self._seen:
                 self._seen.add(key)
                 self._waiting.append(address)
 
     def pages(self) -> Iterator[tuple[str, str]]:
-        """The address and the text of each HTML page that is reached; other answers count for failures alone."""
+        """Yield the address and the text of each HTML page. Other responses are only checked for errors."""
         while self._waiting and len(self.visited) < self._most:
             address = self._waiting.popleft()
             self.visited.append(address)
@@ -139,7 +139,7 @@ class Crawl:
 
 
 def routes() -> list[str]:
-    """The paths of all pages that are asked by GET, without those that never end or take a name in them."""
+    """Return the paths of all pages for GET requests, without endless responses and paths with a name."""
     found = [route for page in PAGES for route in page.router.routes if isinstance(route, APIRoute)]
     paths = [route.path for route in found if "GET" in (route.methods or ())]
     return [path for path in paths if not path.startswith(STREAMS) and "{" not in path]

@@ -1,4 +1,4 @@
-"""A stored run with tensors that no board computed, and hil's verdict of them."""
+"""Stored run with tensors that no board computed, and hil's verdict for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.web import write_run
 def write_tensors(
     root: Path, outputs: dict[str, Any], references: dict[str, Any], inputs: Any = None, name: str = "run"
 ) -> Path:
-    """A stored run with one case, ``model``, that has these tensors and hil's verdict of them."""
+    """Write a stored run with one case, ``model``, with these tensors and hil's verdict for them."""
     kinds = {"inputs": inputs or {}, "outputs": outputs, "reference-0": references}
     entries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for kind, tensors in kinds.items():

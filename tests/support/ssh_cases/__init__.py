@@ -1,1 +1,1 @@
-"""Plain `ssh` and `hil` on the same files: a user's home, the servers, and agents that misbehave."""
+"""Plain `ssh` and `hil` with the same files: a user's home directory, the servers, and misbehaving ssh agents."""

@@ -1,4 +1,4 @@
-"""ssh-agents: real ones, and one in this process that misbehaves in a chosen manner."""
+"""Real ssh agents, and an ssh agent in this process that misbehaves as chosen."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FAILURE, REQUEST_IDENTITIES, IDENTITIES, SIGN = 5, 11, 12, 13
 
 
 def make_security_key() -> tuple[bytes, str]:
-    """A public key of a FIDO token that does not exist: as agents send it, and as authorized_keys has it."""
+    """Return a public key of a FIDO token that does not exist, in the formats of ssh agents and of authorized_keys."""
     kind = "sk-ssh-ed25519@openssh.com"
     blob = b"".join(map(string, (kind.encode(), bytes(range(32)), b"ssh:")))
     return blob, f"{kind} {base64.b64encode(blob).decode()} token\n"
 
 
 def string(data: bytes) -> bytes:
-    """A string of the SSH protocols."""
+    """Encode a string of the SSH protocols."""
     return struct.pack(">I", len(data)) + data
 
 
 @contextlib.contextmanager
 def real_agent(folder: Path, **environment: str) -> Iterator[Path]:
-    """An ssh-agent; its socket's path."""
+    """Start an ssh agent. Return the path of its socket."""
     path = folder / "agent.sock"
     command = ["ssh-agent", "-D", "-a", str(path)]
     env = {"PATH": "/usr/bin:/bin", **environment}
@@ -50,7 +50,7 @@ def add_key(agent: Path, *arguments: str | Path, **environment: str) -> None:
 
 
 def ask(path: Path, request: bytes) -> bytes:
-    """A real agent's answer to a request."""
+    """Return the reply of a real agent to a request."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(path))
         link.sendall(string(request))
@@ -63,7 +63,7 @@ def _message(link: socket.socket) -> bytes:
 
 
 class FakeAgent:
-    """An agent that answers requests by a function: bytes, or None to hang, or b"" to hang up."""
+    """Agent whose replies are from a function: bytes, None to hang, or b"" to close the connection."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes | None]) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class FakeAgent:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         for one in (self._listener, *self._links):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -102,7 +102,7 @@ class FakeAgent:
 
 @contextlib.contextmanager
 def fake_agent(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[Path]:
-    """A fake agent; its socket's path."""
+    """Start a fake agent. Return the path of its socket."""
     agent = FakeAgent(path, answer)
     try:
         yield path
@@ -111,7 +111,7 @@ def fake_agent(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[
 
 
 def before(real: Path, keys: Sequence[bytes], comment: bytes = b"fake") -> Callable[[bytes], bytes]:
-    """Answer as a real agent that has more keys, the first ones, which it cannot sign with."""
+    """Reply as a real agent with additional keys before its own keys. It cannot sign with the additional keys."""
 
     def answer(request: bytes) -> bytes:
         if request[0] == SIGN and any(string(key) == request[1 : 5 + len(key)] for key in keys):

@@ -16,10 +16,10 @@ _PACKAGE = "dropbear-bin"
 
 
 class Dropbear(Sshd):
-    """A dropbear that runs with options of its own; its keys, home and addresses are as those of an sshd."""
+    """Running dropbear with its own options. Keys, home directory and addresses are like those of an sshd."""
 
     def start(self, *options: str, kind: str = "ed25519") -> None:
-        """Start it with a new host key of a kind, and write this key down as the server's."""
+        """Start dropbear with a new host key of a type, and store this key as the server's key."""
         key = self.folder / "dropbear_key"
         dropbearkey, environment = program("dropbearkey", _PACKAGE, "usr/bin/dropbearkey")
         env = {**os.environ, **environment}
@@ -41,7 +41,7 @@ class Dropbear(Sshd):
 
 @contextlib.contextmanager
 def running_dropbear(folder: Path, *options: str, kind: str = "ed25519") -> Iterator[Dropbear]:
-    """A dropbear that lets in who has its `identity`."""
+    """dropbear that accepts the user's `identity`."""
     folder.mkdir(parents=True, exist_ok=True)
     server = Dropbear(folder)
     try:

@@ -25,7 +25,7 @@ REACHED = re.compile(r"^(?:SSH_CONNECTION=)?(\S+) \d+ (\S+) (\d+)\r?$", re.M)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended. ``code`` is None after a timeout."""
+    """Result of a program. ``code`` is None after a timeout."""
 
     code: int | None
     out: str
@@ -33,7 +33,7 @@ class Ended:
 
     @property
     def reached(self) -> tuple[str, str, int] | None:
-        """Who was let in where: the client's address, the server's address, the server's port; None: no login."""
+        """Return the client's address, the server's address and the server's port of a login; None without a login."""
         found = REACHED.search(self.out)
         return (found[1], found[2], int(found[3])) if found and self.code == 0 else None
 
@@ -42,17 +42,17 @@ class Ended:
 
 
 OPENSSH, PARAMIKO = "openssh", "paramiko"
-# Arguments of parametrize, beside `indirect`, for what holds for both transports.
+# Arguments for parametrize with `indirect`, for tests of both transports.
 BOTH = ("transport", [OPENSSH, pytest.param(PARAMIKO, marks=pytest.mark.slow)])
-# Without `ssh` on PATH hil logs in by paramiko.
+# Without `ssh` on PATH, hil uses paramiko.
 _PATH_WITHOUT_SSH = "/usr/sbin"
 
 
 @dataclass(frozen=True)
 class Both:
-    """What `ssh` and `hil` did with the same files.
+    """Results of `ssh` and `hil` with the same files.
 
-    paramiko supports a part of them: it may reject a file as bad usage, and its texts are its own.
+    paramiko supports only some of these files: it may reject a file as invalid usage, and its messages differ.
     """
 
     ssh: Ended
@@ -60,7 +60,7 @@ class Both:
     transport: str
 
     def assert_logged_in(self) -> None:
-        """Assert that both were let in by the same server, from the same address."""
+        """Assert that both logged in to the same server, from the same address."""
         assert self.ssh.reached, f"ssh: {self.ssh}"
         if not self._is_rejected:
             assert self.hil.reached == self.ssh.reached, f"ssh: {self.ssh.reached}\nhil: {self.hil}"
@@ -77,13 +77,13 @@ class Both:
         assert code != 4 or "hint:" in self.hil.err, f"hil: {self.hil}"
 
     def assert_equal(self) -> None:
-        """Assert that both were let in by the same server, or that neither was."""
+        """Assert that both logged in to the same server, or that both failed."""
         if not self._is_rejected:
             assert self.hil.reached == self.ssh.reached, f"ssh: {self.ssh}\nhil: {self.hil}"
 
     @property
     def _is_rejected(self) -> bool:
-        """Whether hil named a file, which it reads no further without `ssh`."""
+        """Return whether hil rejected a file that it cannot read completely without `ssh`."""
         named = re.search(
             r"(^|\s)/\S+, line \d+: |cannot read /|ssh refuses /|Include settings are nested deeper than \d+ levels: /",
             self.hil.err,
@@ -92,7 +92,7 @@ class Both:
 
 
 class UserNamespace:
-    """A mount namespace in which passwd names a temporary home directory, with a server for commands in it."""
+    """Mount namespace in which passwd contains a temporary home directory, with a server for its commands."""
 
     def __init__(self, folder: Path, prefix: tuple[str, ...] = ()) -> None:
         self._home = folder / "home"
@@ -109,7 +109,7 @@ class UserNamespace:
         self.commands = CommandServer(folder, [*prefix, "unshare", "--mount", "sh", "-ec", mounts, "sh"])
 
     def enter(self, home: Path) -> Path:
-        """Make a directory the user's home; returns its name in passwd."""
+        """Use a directory as the user's home directory. Return its name in passwd."""
         self._home.unlink(missing_ok=True)
         self._home.symlink_to(home)
         return self._home
@@ -117,7 +117,7 @@ class UserNamespace:
 
 @dataclass
 class User:
-    """A user of this machine, at the start with an empty ~/.ssh."""
+    """User of this machine, with an empty ~/.ssh at the start."""
 
     namespace: UserNamespace
     folder: Path
@@ -153,13 +153,13 @@ class User:
         return self.write(name, key.read_bytes())
 
     def pin(self, server: Sshd, name: str = "", key: Path | None = None) -> None:
-        """Add a host key to known_hosts, by default the server's own under its address."""
+        """Add a host key to known_hosts. The default is the server's key with its address."""
         public = (key or server.host_key).with_suffix(".pub").read_text()
         with self.known_hosts.open("a") as file:
             file.write(f"{name or f'[{LOOPBACK}]:{server.port}'} {public}")
 
     def run(self, *argv: str, stdin: Path = Path(os.devnull), timeout: float = TIMEOUT_S) -> Ended:
-        """Run a program (``hil`` is this checkout's) without a terminal."""
+        """Run a program without a terminal. ``hil`` is the hil of this checkout."""
         without_ssh = argv[0] == "hil" and self.transport == PARAMIKO
         env = {**self.env, "PATH": _PATH_WITHOUT_SSH} if without_ssh else self.env
         done = self.namespace.commands.run(argv, env=env, cwd=self.folder, stdin=stdin, timeout=timeout)
@@ -167,12 +167,14 @@ class User:
         return Ended(done.code, done.out, done.err)
 
     def ssh(self, name: str = "board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
-        """Log in by plain `ssh`; ``options`` are its own."""
+        """Log in with plain `ssh`. ``options`` are options of ssh."""
         command = ["ssh", "-o", "BatchMode=yes", *options, name, "printenv SSH_CONNECTION"]
         return self.run(*command, timeout=timeout)
 
     def hil(self, address: str = "ssh:board", *options: str, timeout: float = TIMEOUT_S) -> Ended:
-        """Log in by `hil board shell`; ``options`` are its own. For OpenSSH's transport alone: skips otherwise."""
+        """Log in with `hil board shell`. ``options`` are options of hil. Skips the test if the transport is not
+        OpenSSH.
+        """
         self._require_openssh()
         return self._hil(address, *options, timeout=timeout)
 
@@ -181,7 +183,7 @@ class User:
         return self.run(*command, timeout=timeout)
 
     def ping(self) -> Ended:
-        """Run a command on the board by `hil board ping`, without an agent. For OpenSSH's transport alone."""
+        """Run a command on the board with `hil board ping`, without an agent. Only for the OpenSSH transport."""
         self._require_openssh()
         return self.run("hil", "board", "ping", "ssh:board", "--runtime-hw-type", "command", "--count", "1")
 
@@ -198,7 +200,7 @@ class User:
         hil: tuple[str, ...] = (),
         timeout: float = TIMEOUT_S,
     ) -> Both:
-        """Log in by both, at the same time; ``ssh`` and ``hil`` are options of each."""
+        """Log in with `ssh` and `hil` at the same time. ``ssh`` and ``hil`` are the options of each program."""
         with ThreadPoolExecutor(2) as pool:
             plain = pool.submit(self.ssh, name, *ssh, timeout=timeout)
             ours = pool.submit(self._hil, address or f"ssh:{name}", *hil, timeout=timeout)
@@ -206,14 +208,19 @@ class User:
 
 
 def host(name: str, server: Sshd, *more: str, hostname: str = LOOPBACK) -> str:
-    """A block of ssh_config for a server; lines of ``more`` come first, so that they win."""
+    """Return a block of ssh_config for a server.
+
+    The lines of ``more`` are first, because the first value has priority.
+    """
     lines = [*more, f"HostName {hostname}", f"Port {server.port}", f"User {server.user}"]
     return "\n  ".join([f"Host {name}", *lines]) + "\n"
 
 
 @contextmanager
 def user_namespace(folder: Path, prefix: tuple[str, ...] = ()) -> Iterator[UserNamespace]:
-    """The namespace of a module's tests; ``prefix`` is the start of the server's command line, such as nsenter's."""
+    """Namespace for the tests of a module. ``prefix`` is the start of the server's command line, such as nsenter and
+    options.
+    """
     namespace = UserNamespace(folder, prefix)
     try:
         yield namespace

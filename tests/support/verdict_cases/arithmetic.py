@@ -1,4 +1,4 @@
-"""Boards that compute in float16, bfloat16 or int8, with right programs and with wrong ones."""
+"""Boards that compute in float16, bfloat16 or int8, with correct and with wrong programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wrong(
     weights: Mapping[str, Array],
     right: Mapping[str, Array],
 ) -> VerdictCase:
-    """A program whose weights differ from those of the model that computed what is expected."""
+    """Case with a program whose weights differ from those of the model with the expected outputs."""
     expected = {"y": run_onnx(model_of(nodes, inputs, right), inputs)}
     return VerdictCase(name, saved(nodes, inputs, weights), "FAIL", inputs, expected, on(arithmetic))
 

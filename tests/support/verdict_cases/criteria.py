@@ -1,4 +1,4 @@
-"""Outputs judged by named criteria. Every model returns its input, so that the answer is known exactly."""
+"""Outputs that named criteria judge. Every model returns its input, so the exact output is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {np.float32: TensorProto.FLOAT, np.int8: TensorProto.INT8}
 
 
 def identity(array: Any) -> Callable[[Path], Path]:
-    """Return what writes a model that returns its input ``x`` as ``y``."""
+    """Return a function that writes a model which returns its input ``x`` as ``y``."""
 
     def build(folder: Path) -> Path:
         kind = _TYPES[array.dtype.type]
@@ -32,7 +32,7 @@ def identity(array: Any) -> Callable[[Path], Path]:
 def judged(
     name: str, accept: str, answer: Any, expected: Any, outcome: str, says: str = "", workloads: Any = ("run", "bundle")
 ) -> VerdictCase:
-    """Return a case in which the board answers ``answer`` where ``expected`` is right."""
+    """Return a case in which the board returns ``answer``, and ``expected`` is the correct output."""
     options = ("--runtime", "onnxruntime", "--accept", accept)
     return VerdictCase(
         f"criteria_{name}",

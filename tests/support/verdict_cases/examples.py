@@ -1,4 +1,4 @@
-"""The examples of tests/data/verdicts with the outcome that each must give in every workload."""
+"""The examples in tests/data/verdicts with their required outcome, which is the same in every workload."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DATA = Path(__file__).parents[2] / "data" / "verdicts"
 ONNXRUNTIME = ("--runtime", "onnxruntime")
 IREE = ("--runtime", "iree")
 HALF = (*ONNXRUNTIME, "--runtime-hw-type", "sim-f16")
-# The program may answer within the bound of its arithmetic or not; an element that jumps widens no tolerance.
+# The output of the program may be within the bound of its arithmetic or not. A jumping element widens no tolerance.
 JUDGED = ("PASS", "FAIL", "BLIND")
 
 
 def copied(name: str) -> Callable[[Path], Path]:
-    """Return a function that copies a model, and the files in its folder where it has one, into a folder."""
+    """Return a function that copies a model to a directory, with the other files of its directory if it has one."""
 
     def build(folder: Path) -> Path:
         source = DATA / name

@@ -1,4 +1,4 @@
-"""Random models, data sets, open dimensions and default values."""
+"""Random models, data sets, symbolic dimensions and default values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build(
     functions: Sequence[Any] = (),
     **held: Any,
 ) -> Build:
-    """Return a builder of a model of float32 tensors; ``held`` are initializers."""
+    """Return a builder of a model with float32 tensors. ``held`` are initializers."""
 
     def write(folder: Path) -> Path:
         sides = [

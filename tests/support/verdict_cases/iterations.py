@@ -1,4 +1,4 @@
-"""Programs whose answers differ between iterations, that write to their inputs, or that keep state."""
+"""Programs with outputs that differ between iterations, that write to their inputs, or that have state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ONES, FIVES = np.ones(4, np.float32), np.full(4, 5, np.float32)
 
 
 def sometimes(share: float) -> list[NodeProto]:
-    """Return nodes that make ``rare``, which is true in this share of the runs."""
+    """Return nodes that compute ``rare``, which is true in this share of the runs."""
     return [
         node("RandomUniform", [], ["drawn"], shape=[1], low=0.0, high=1.0),
         node("Constant", [], ["bound"], value_floats=[share]),
@@ -76,7 +76,7 @@ func.func @main(%cache: tensor<{rows}x64xf32>, %x: tensor<1x64xf32>) -> tensor<{
   return %y : tensor<{rows}x64xf32>
 }}
 """
-# Writes rows into a cache that it keeps, at a place that it keeps too.
+# Writes rows to an internal cache, at an internal position.
 CACHE = """
 util.global private mutable @cache = dense<0.0> : tensor<8x4xf32>
 util.global private mutable @place = dense<0> : tensor<i32>
@@ -94,7 +94,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<8x4xf32> {
   return %new : tensor<8x4xf32>
 }
 """
-# Counts its calls in a number, and is wrong from the third one on.
+# Counts its calls in a number. The output is wrong from the third call on.
 COUNTER = """
 util.global private mutable @calls = 0 : i32
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -183,7 +183,7 @@ CASES = [
         {"x": ONES},
         {"y": np.array(["right"], object)},
         (*ORT, "--iterations", "60"),
-        workloads=("run",),  # files of inputs and bundles hold no strings
+        workloads=("run",),  # Files of inputs and bundles cannot contain strings.
     ),
     VerdictCase(
         "rare_shape",

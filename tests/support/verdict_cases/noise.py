@@ -1,4 +1,4 @@
-"""Whole numbers, values that jump, small values beside large ones, long sums, subnormal and constant outputs."""
+"""Whole numbers, values that jump, small values next to large values, long sums, subnormal and constant outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def case(
     given: bool = True,
     **weights: Array,
 ) -> VerdictCase:
-    """Return a case of a model from x to y; ``given``: y is what is expected, else only its shape and dtype count."""
+    """Return a case of a model from x to y. With ``given``, y is the expected output; otherwise only its shape and
+    dtype count.
+    """
     expected = {"y": y} if given else {}
     build = model(f"noise_{name}", nodes, x, y, **weights)
     return VerdictCase(f"noise_{name}", build, outcome, {"x": x}, expected, options, says)
@@ -70,14 +72,14 @@ TINY = (np.abs(floats(100)) * np.float32(1e-2) + np.float32(1e-2)).astype(np.flo
 
 
 def swapped(values: Array, column: int, by: Any) -> Array:
-    """Return a copy in which one column is another."""
+    """Return a copy in which two columns are swapped."""
     found = values.copy()
     found[..., column] = by(values[..., column])
     return found
 
 
 def off_by(values: Array, place: tuple[int, ...], share: float) -> Array:
-    """Return a copy in which one value is off by a share of itself."""
+    """Return a copy in which one value is changed by a share of itself."""
     found = values.copy()
     found[place] *= np.float32(1 + share)
     return found
@@ -86,7 +88,7 @@ def off_by(values: Array, place: tuple[int, ...], share: float) -> Array:
 SCALE = [node("Mul", ["x", "s"], ["y"])]
 PRODUCTS = [node("MatMul", ["x", "w"], ["y"])]
 CASES = [
-    # Whole numbers do not move, so a step does not count as noise.
+    # Rounding does not change whole numbers, so a step does not count as noise.
     case("round_off_by_3", [node("Round", ["x"], ["y"])], "FAIL", PIXELS, PIXELS + 3),
     case(
         "floor_of_halves_off_by_2",
@@ -105,7 +107,7 @@ CASES = [
         -np.sign(PIXELS - np.float32(127.5)),
         s=np.array(127.5, np.float32),
     ),
-    # Small values beside large ones.
+    # Small values next to large values.
     case("scores_zeroed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 4, np.zeros_like), says=("column 4",), s=SIZES),
     case("scores_reversed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, np.flip), s=SIZES),
     case("scores_off_by_1_percent", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, lambda v: v * 1.01), s=SIZES),

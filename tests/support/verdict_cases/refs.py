@@ -1,4 +1,4 @@
-"""References: a pass rests on an independent one, computed from the definition of the model."""
+"""References: a pass needs an independent reference that is computed from the definition of the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _onnx(
     *,
     opset: int = 21,
 ) -> Callable[[Path], Path]:
-    """Return what writes a model with the output y and inputs like these."""
+    """Return a function that writes a model with the output y and similar inputs."""
 
     def build(folder: Path) -> Path:
         values = [
@@ -58,7 +58,7 @@ def _onnx(
 
 
 def _gather(op: str, axis: int, indices: list[Any]) -> dict[str, Any]:
-    """Build and inputs of an operator whose last index is out of range."""
+    """Return the builder and the inputs of an operator whose last index is out of range."""
     inputs = {"x": _ROWS, "i": np.array(indices, np.int64)}
     attributes = {} if op == "GatherND" else {"axis": axis}
     return {"build": _onnx([helper.make_node(op, ["x", "i"], ["y"], **attributes)], inputs, opset=13), "inputs": inputs}
@@ -70,7 +70,7 @@ def _scatter() -> dict[str, Any]:
 
 
 def _shared_zero_point() -> dict[str, Any]:
-    """Two products whose int8 weights have one zero point."""
+    """Two products whose int8 weights share a zero point."""
     rng = np.random.default_rng(1)
     weights: dict[str, Array] = {"s": np.float32(0.01), "z": np.array(3, np.int8)}
     weights |= {name: rng.integers(-120, 120, (8, 8)).astype(np.int8) for name in ("w", "v")}
@@ -81,7 +81,7 @@ def _shared_zero_point() -> dict[str, Any]:
 
 
 def _int4() -> dict[str, Any]:
-    """Weights of 4 bits, per column: ONNX Runtime's optimizer computes them at accuracy level 4."""
+    """4-bit weights per column. ONNX Runtime's optimizer computes their products at accuracy level 4."""
     values = (
         np.random.default_rng(2)
         .integers(-8, 8, (64, 32))
@@ -119,7 +119,7 @@ def _gqa() -> dict[str, Any]:
 
 
 def _only_onnxruntime() -> dict[str, Any]:
-    """An operator that no other reference knows."""
+    """Operator that no other reference supports."""
     inputs = {"x": _random(0, 2, 8)}
     return {
         "build": _onnx([helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")], inputs),
@@ -163,7 +163,7 @@ CASES = [
         says=("no independent reference",),
         **_gather("GatherND", 0, [[0, 1], [2, 4]]),
     ),
-    # IREE writes into foreign memory: the worker may die first.
+    # IREE writes to memory of other objects, so the worker may crash first.
     VerdictCase(
         "scatter_nd_out_of_range",
         outcome=("REFERENCE_ERROR", "RUN_CRASH", "RUN_ERROR"),

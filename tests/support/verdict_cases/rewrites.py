@@ -1,4 +1,4 @@
-"""Rewritten models, damaged tensors, generated indices, and float32 models that need no flag of hil's."""
+"""Rewritten models, damaged tensors, generated indices, and float32 models that need no compile flag from hil."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_of(
     opset: int = 17,
     functions: Sequence[Any] = (),
 ) -> Any:
-    """A model that returns y. Inputs are name -> shape; those called i, j or k are of indices."""
+    """Return a model with the output y. Inputs are name -> shape. The inputs i, j and k contain indices."""
     values = [
         helper.make_tensor_value_info(name, INT64 if name in "ijk" else FLOAT, shape) for name, shape in inputs.items()
     ]
@@ -49,7 +49,7 @@ def scales(*values: float) -> Any:
 
 
 def refer(item: Any, attribute: str, to: str) -> Any:
-    """A node whose attribute is one of its function."""
+    """Return a node whose attribute refers to an attribute of its function."""
     item.attribute.append(AttributeProto(name=attribute, type=AttributeProto.FLOAT, ref_attr_name=to))
     return item
 
@@ -73,7 +73,7 @@ PIXELS = {"x": (1, 2, 6, 8)}
 
 
 def cut_in(place: str) -> Build:
-    """A model with a tensor of 131,072 bytes of which one is missing."""
+    """Return a model with a tensor of 131,072 bytes, one of which is missing."""
     tensor = numpy_helper.from_array(LARGE, "w")
     tensor.raw_data = tensor.raw_data[:-1]
     constant = helper.make_node("Constant", [], ["w"], name="weights", value=tensor)
@@ -88,7 +88,7 @@ def cut_in(place: str) -> Build:
 
 
 def external(data: bytes, **fields: object) -> Build:
-    """A model whose weights are in w.bin, with these entries of external data."""
+    """Return a model with weights in w.bin, and with these entries of external data."""
 
     def write(folder: Path) -> Path:
         (folder / "w.bin").write_bytes(data)
@@ -101,7 +101,7 @@ def external(data: bytes, **fields: object) -> Build:
 
 
 def hub(folder: Path) -> Path:
-    """A model as the cache of the Hugging Face Hub keeps it."""
+    """Return a model in the layout of the cache of the Hugging Face Hub."""
     blobs, snapshot = folder / "blobs", folder / "snapshots" / "1a2b3c"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -113,7 +113,7 @@ def hub(folder: Path) -> Path:
 
 
 def module_with(size: int) -> Build:
-    """An MLIR module whose resource of 64 bytes has this size."""
+    """Return an MLIR module whose resource of 64 bytes declares this size."""
 
     def write(folder: Path) -> Path:
         (folder / "model.mlir").write_text(f"""

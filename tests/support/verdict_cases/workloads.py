@@ -1,4 +1,4 @@
-"""Run verdict cases as `hil run`, `hil suite`, pytest and `hil bundle` do."""
+"""Run verdict cases with `hil run`, `hil suite`, pytest and `hil bundle`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hw_type_of(case: VerdictCase) -> str:
 
 
 def run_case(case: VerdictCase, folder: Path, board: Any) -> tuple[str, str]:
-    """Run a case by the library; return the outcome and the record as JSON."""
+    """Run a case with the library. Return the outcome and the record as JSON."""
     arguments = library_arguments(case.options)
     if case.expected:
         arguments["expected"] = dict(case.expected)
@@ -75,7 +75,7 @@ def run_case(case: VerdictCase, folder: Path, board: Any) -> tuple[str, str]:
 
 
 def shared_options(case: VerdictCase) -> tuple[str, ...]:
-    """Return the options that a suite takes, the flow instead of the runtime."""
+    """Return the options that a suite supports, with the flow instead of the runtime."""
     pairs = ((("--flow" if flag == "--runtime" else flag), value) for flag, value in pairs_of(case.options))
     return tuple(text for flag, value in pairs for text in (flag, value) if text)
 
@@ -96,7 +96,7 @@ def lay_out(case: VerdictCase, folder: Path) -> None:
 
 
 def run_suite(cases: Sequence[VerdictCase], folder: Path, hil: Callable[..., Ended]) -> dict[str, str]:
-    """Run cases with the same options in one suite; return name -> outcome."""
+    """Run cases with the same options in one suite. Return name -> outcome."""
     for case in cases:
         lay_out(case, folder / "models")
     options = shared_options(cases[0])
@@ -108,7 +108,7 @@ def run_suite(cases: Sequence[VerdictCase], folder: Path, hil: Callable[..., End
 
 
 def run_pytest(cases: Sequence[VerdictCase], folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Run cases with the same options under pytest; return name -> outcome, PASS where the test passed."""
+    """Run cases with the same options in pytest. Return name -> outcome; PASS if the test passed."""
     project = Project(folder / "project", environment).set_up()
     for case in cases:
         lay_out(case, project.models)
@@ -129,7 +129,7 @@ def _outcome_in(tested: Run, name: str) -> str:
 
 
 def run_bundle(case: VerdictCase, folder: Path) -> str:
-    """Make a bundle of a case and run it; return the outcome."""
+    """Create a bundle of a case and run it. Return the outcome."""
     model = case.build(folder)
     given = []
     if case.inputs:
@@ -158,7 +158,7 @@ def _known(verb: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _outcome_of(error: BaseException) -> str:
-    """Return the outcome that an error stands for; raise an error that is not of hil."""
+    """Return the outcome of an error of hil. Raise other errors."""
     if isinstance(error, UsageError):
         return USAGE
     if not isinstance(error, HilError):
@@ -167,5 +167,5 @@ def _outcome_of(error: BaseException) -> str:
 
 
 def _common(outcomes: set[str]) -> str:
-    """Return the outcome of all cases of a model; several are shown together."""
+    """Return the common outcome of all cases of a model. Different outcomes are joined."""
     return ", ".join(sorted(outcomes)) or "no case"
