@@ -238,7 +238,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     kept = 0
     for one in listed:
         if not isinstance(one, list) or len(one) != 3:
-            raise ipc.Garbled("expected two numbers, then the outputs")
+            raise ipc.Garbled("expected two numbers and then the outputs")
         runs, first, outputs = one
         for number in (runs, first):
             _check(number, int)

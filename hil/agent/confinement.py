@@ -190,7 +190,7 @@ def enter_sandbox(writable: Sequence[Path] = ()) -> None:
     if sys.platform != "linux":
         raise OSError("the system does not support namespaces")
     if platform.machine() not in _ARCHS:
-        raise OSError(f"system call numbers are unknown for {platform.machine()}")
+        raise OSError(f"hil does not know the system call numbers of {platform.machine()}")
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", _NEWUSER | _NEWNS | _NEWNET | _NEWIPC)
     # A nested namespace would restore capabilities. In some containers the file is read-only.

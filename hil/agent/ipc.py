@@ -91,7 +91,7 @@ def split(body: bytes, most: int) -> tuple[bytes, tuple[int, ...]]:
     _, count = _NUMBERS.unpack_from(body)
     end = _NUMBERS.size + 8 * count
     if count > most or end > len(body):
-        raise Garbled(f"invalid count of numbers: {count}")
+        raise Garbled(f"the message announces an invalid number of values: {count}")
     return body[end:], struct.unpack_from(f"<{count}q", body, _NUMBERS.size)
 
 

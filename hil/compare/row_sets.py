@@ -43,7 +43,7 @@ def match_share(
         actual, reference = (one.reshape(-1, 1) for one in (actual, reference))
     count, columns = actual.shape[-2:]
     if count > MAX_ROWS:
-        raise UsageError(f"set has {count} rows, maximum {MAX_ROWS}")
+        raise UsageError(f"the set has {count} rows, maximum {MAX_ROWS}")
     if iou is not None and not 0 <= at <= columns - 4:
         raise UsageError(f"a box needs 4 columns from column {at} on, but each row has {columns}")
     sets = [one.reshape(-1, count, columns) for one in (actual, reference)]

@@ -111,7 +111,8 @@ def _check_sustained(bench: BenchJob, sustained_s: float, *, two: bool) -> None:
     """Raise UsageError for invalid settings of a sustained measurement."""
     if not _SUSTAINED_LEAST_S <= sustained_s <= _SUSTAINED_MOST_S:
         raise UsageError(
-            f"invalid --sustained {sustained_s:g}s: expected {_SUSTAINED_LEAST_S} s to {_SUSTAINED_MOST_S // 3600} h"
+            f"invalid --sustained {sustained_s:g}s: "
+            f"expected a time from {_SUSTAINED_LEAST_S} s to {_SUSTAINED_MOST_S // 3600} h"
         )
     others = {
         "a second program": two,

@@ -38,7 +38,7 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
     bench = read_bench(stored)
     old = bench.sides[-1]
     if old.times is None:
-        raise UsageError(f"bench {stored.id} measured nothing", hint="choose a bench that measured a program")
+        raise UsageError(f"bench {stored.id} has no measurement", hint="choose a bench that measured a program")
     repeated = BenchJob(
         replace(job, models=()),
         iterations=None if old.sustained else max(old.times.iterations // bench.concurrency, 1),

@@ -40,7 +40,7 @@ def check_signatures(model: Model, other: Model) -> None:
     for kind, mine, theirs in (("inputs", model.inputs, other.inputs), ("outputs", model.outputs, other.outputs)):
         if mine != theirs:
             had, wanted = (", ".join(map(str, specs or ())) or "unknown" for specs in (theirs, mine))
-            raise UsageError(f"{what}: expected {kind} {wanted}, got {had}", hint=_HINT)
+            raise UsageError(f"{what}: expected the {kind} {wanted}, got {had}", hint=_HINT)
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
@@ -49,7 +49,7 @@ def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Se
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):
             raise UsageError(
-                f"{what}: expected layer {_describe_layer(layer)}, got {_describe_layer(twin)}", hint=_HINT
+                f"{what}: expected the layer {_describe_layer(layer)}, got {_describe_layer(twin)}", hint=_HINT
             )
     if len(layers) != len(others):
         raise UsageError(f"{what}: expected {len(layers)} layers, got {len(others)}", hint=_HINT)

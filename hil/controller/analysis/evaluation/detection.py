@@ -41,23 +41,23 @@ class MeanAveragePrecision(Metric):
         names = next((one for one in _CLASSES if one in outputs), "classes")
         if missing := [name for name in ("boxes", "scores", names) if name not in outputs]:
             raise UsageError(
-                f"map needs the outputs boxes, scores and classes: missing {', '.join(missing)}",
+                f"the metric map needs the outputs boxes, scores and classes: missing {', '.join(missing)}",
                 hint=f"the model has the outputs: {', '.join(outputs)}; for other outputs use a Python file",
             )
         if not isinstance(label, Mapping) or not {"boxes", "classes"} <= label.keys():
             raise UsageError(
-                "map needs a label with boxes and classes", hint='{"boxes": [[0, 0, 8, 8]], "classes": [1]}'
+                "the metric map needs a label with boxes and classes", hint='{"boxes": [[0, 0, 8, 8]], "classes": [1]}'
             )
         scores = _to_floats(outputs["scores"], "scores").ravel()
         boxes, classes = _to_boxes(outputs["boxes"]), _to_floats(outputs[names], names).ravel()
         wanted, kinds = _to_boxes(label["boxes"]), _to_floats(label["classes"], "label classes").ravel()
         if not len(scores) == len(boxes) == len(classes) or len(wanted) != len(kinds):
             raise UsageError(
-                f"map got {len(boxes)} boxes, {len(scores)} scores, {len(classes)} classes; "
+                f"the metric map got {len(boxes)} boxes, {len(scores)} scores, {len(classes)} classes; "
                 f"the label has {len(wanted)} boxes, {len(kinds)} classes"
             )
         if not (np.abs(kinds) < _MAX_CLASS).all():
-            raise UsageError(f"map needs finite class numbers in the label, got {kinds.tolist()!r:.80}")
+            raise UsageError(f"the metric map needs finite class numbers in the label, got {kinds.tolist()!r:.80}")
         valid = np.isfinite(scores) & np.isfinite(boxes).all(axis=1) & (np.abs(classes) < _MAX_CLASS)
         scores, boxes, classes = scores[valid], boxes[valid], classes[valid]
         order = _choose_detections(scores, classes)
@@ -163,11 +163,11 @@ def _to_floats(value: Any, what: str) -> Floats:
     try:
         return np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"map needs numbers in {what}: {error}") from error
+        raise UsageError(f"the metric map needs numbers in {what}: {error}") from error
 
 
 def _to_boxes(value: Any) -> Floats:
     array = _to_floats(value, "boxes")
     if array.size % 4 or (array.size and array.shape[-1] != 4):
-        raise UsageError(f"map needs boxes [N, 4], got shape {array.shape}")
+        raise UsageError(f"the metric map needs boxes [N, 4], got shape {array.shape}")
     return array.reshape(-1, 4)

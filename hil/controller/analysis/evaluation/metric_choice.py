@@ -96,7 +96,9 @@ def choose_metric(text: str, output: str = "") -> Metric:
         return metric
     if text == "map":
         if output:
-            raise UsageError("--output cannot be used with map", hint="map uses the outputs boxes, scores and classes")
+            raise UsageError(
+                "--output cannot be used with the metric map", hint="map uses the outputs boxes, scores and classes"
+            )
         return MeanAveragePrecision()
     if text in ("top1", "top5"):
         return TopK(int(text[3:]), output)

@@ -301,7 +301,9 @@ def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
 def _encode_text(tokenizer: Any, text: str, path: Path, *, is_start: bool) -> list[int]:
     """Convert a text to tokens, with the tokenizer's special tokens at the start of a prompt. Raises UsageError."""
     if tokenizer is None:
-        raise UsageError(f"{path}: the prompt {text[:40]!r} is a text", hint=_TEXT_HINT, option="--generate")
+        raise UsageError(
+            f"{path}: the prompt {text[:40]!r} is a text, but no tokenizer is set", hint=_TEXT_HINT, option="--generate"
+        )
     try:
         return list(tokenizer.encode(text, add_special_tokens=is_start).ids)
     except Exception as error:  # the library raises plain exceptions

@@ -43,7 +43,7 @@ def limited_cpu(seconds: float | None) -> Iterator[None]:
         is_over = True
     except _TimeIsUp:
         raise ReferenceTooSlow(
-            f"requires more than {seconds:g} s of CPU time",
+            f"the reference requires more than {seconds:g} s of CPU time",
             hint="select the reference with --reference NAME to remove the limit",
         ) from None
     finally:

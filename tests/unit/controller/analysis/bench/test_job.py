@@ -50,7 +50,7 @@ NO_KEYS = {"identity": None, "known_hosts": None, "accept_new_host_key": False}
         (2, {"sustained_s": 60.0}, "--sustained does not support a second program"),
         (1, {"sustained_s": 60.0, "iterations": 10}, "--sustained does not support --iterations"),
         (1, {"sustained_s": 60.0, "concurrency": 2}, "--sustained does not support --concurrency"),
-        (1, {"sustained_s": 0.5}, "invalid --sustained 0.5s: expected 1 s to 24 h"),
+        (1, {"sustained_s": 0.5}, "invalid --sustained 0.5s: expected a time from 1 s to 24 h"),
     ],
 )
 def test_bench_rejects_invalid_settings_before_storing(tmp_path: Path, models, settings, said):

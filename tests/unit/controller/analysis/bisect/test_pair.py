@@ -40,7 +40,7 @@ def test_pair_rejects_different_signature(part):
     ids=lambda change: str(change),
 )
 def test_pair_names_first_different_layer(change):
-    with pytest.raises(UsageError, match=r"expected layer Relu_b \(t to y\), got Relu_b \(.*\)"):
+    with pytest.raises(UsageError, match=r"expected the layer Relu_b \(t to y\), got Relu_b \(.*\)"):
         check_layers(MODEL, LAYERS, OTHER, [LAYERS[0], replace(LAYERS[1], **change)])
 
 
