@@ -249,7 +249,7 @@ def test_graph_imports_only_iree_programs(tmp_path):
     bisect(tmp_path, *LAYERS, runtime="onnxruntime")
     with asking(tmp_path) as client:
         answer = client.get("/graph?id=bisected&of=imported")
-    assert answer.status_code == 404 and "a program for onnxruntime is not imported" in answer.text
+    assert answer.status_code == 404 and "cannot draw a program for onnxruntime" in answer.text
 
 
 def test_graph_offers_models_of_session(tmp_path):

@@ -30,7 +30,7 @@ def test_pair_accepts_same_network_in_other_files():
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_pair_rejects_different_signature(part):
     other = replace(OTHER, **{part: (TensorSpec("x", "float32", (5,)),)})
-    with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: expected {part} "):
+    with pytest.raises(UsageError, match=rf"received\.onnx is not the same network as net\.onnx: expected the {part} "):
         check_signatures(MODEL, other)
 
 
