@@ -119,7 +119,7 @@ def _body_of(module: Any, function: str) -> list[Any]:
     """Return the operations of a function, without the return operation."""
     blocks = list(function_in(module, function).regions[0].blocks)
     if len(blocks) != 1:
-        raise ImportFailed(f"function {function} has {len(blocks)} blocks: hil can reduce only functions without branches")
+        raise ImportFailed(f"function {function} has {len(blocks)} blocks: hil reduces only functions with one block")
     return [op.operation for op in blocks[0].operations][:-1]
 
 
