@@ -53,7 +53,7 @@ class Calls:
 
         Raises:
             UsageError: the single request is missing.
-            Exception: as :meth:`hil.agent.admission.Admission.admitted` and the handler.
+            Exception: see :meth:`hil.agent.admission.Admission.admitted`; also the errors of the handler.
         """
         handler = handler or getattr(self._servicers[method.service], method.name)
         with self.admission.admitted(method.path, method.streams_requests, requests, context) as admitted:

@@ -46,7 +46,7 @@ def checked_inputs(where: str, signature: Signature, given: Values) -> dict[str,
     """Return a case's inputs by name, without expected outputs.
 
     Raises:
-        UsageError: as :func:`checked_cases`.
+        UsageError: see :func:`checked_cases`.
     """
     return _tensors(where, "input", signature.inputs, given, {})
 

@@ -222,7 +222,7 @@ class Sums:
             elements.
         ulp: largest distance of finite elements in representable values; None for integers and mixed dtypes.
         aa, ab, bb, dd: sums of ``a*a``, ``a*b``, ``b*b`` and ``(a-b)^2`` over visible elements, in float64 or wider.
-        mismatches, nonfinite, masked: as in :class:`Stats`.
+        mismatches, nonfinite, masked: see :class:`Stats`.
     """
 
     def __init__(

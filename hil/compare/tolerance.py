@@ -156,7 +156,7 @@ def fitted(
         dtypes: dtypes of both tensors; the looser default is used.
 
     Raises:
-        UsageError: as :func:`tolerance_for`.
+        UsageError: see :func:`tolerance_for`.
     """
     tolerance = looser(*(tolerance_for(dtype, rtol, atol) for dtype in dtypes))
     if tolerance is None:

@@ -239,7 +239,7 @@ def compare(
     empty.
 
     Raises:
-        UsageError, VacuousTolerance: as :func:`compare_output`.
+        UsageError, VacuousTolerance: see :func:`compare_output`.
     """
     check_tolerance(rtol, atol)
 

@@ -21,8 +21,8 @@ def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> Any:
         most_bytes: maximum size of the file.
 
     Raises:
-        UnreadableFile, OSError: as :func:`hil.core.files.read_file`.
-        ValueError: as :func:`parse_json`.
+        UnreadableFile, OSError: see :func:`hil.core.files.read_file`.
+        ValueError: see :func:`parse_json`.
     """
     return parse_json(read_file(path, most_bytes), MAX_RECORD_VALUES)
 

@@ -62,8 +62,8 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         most: maximum number of bytes.
 
     Raises:
-        UnreadableFile: as :func:`open_file`; or the file is larger.
-        OSError: as :func:`open_file`.
+        UnreadableFile: see :func:`open_file`; or the file is larger.
+        OSError: see :func:`open_file`.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -85,7 +85,7 @@ def read_text(path: Path, most: int = MAX_TEXT_BYTES, *, errors: str = "strict")
         errors: error handling for invalid UTF-8, as in :meth:`bytes.decode`.
 
     Raises:
-        UnreadableFile, OSError: as :func:`read_file`.
+        UnreadableFile, OSError: see :func:`read_file`.
         UnicodeDecodeError: the file is not UTF-8.
     """
     return read_file(path, most).decode(errors=errors).replace("\r\n", "\n")
@@ -98,7 +98,7 @@ def read_end(path: Path, most: int = MAX_LOG_BYTES) -> str:
         most: number of bytes to read.
 
     Raises:
-        UnreadableFile, OSError: as :func:`open_file`.
+        UnreadableFile, OSError: see :func:`open_file`.
     """
     with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
@@ -111,7 +111,7 @@ def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
     Uses reads rather than a memory map: truncating a mapped file would kill this process with SIGBUS.
 
     Raises:
-        UnreadableFile, OSError: as :func:`open_file`.
+        UnreadableFile, OSError: see :func:`open_file`.
     """
     with open_file(path) as file:
         left = os.fstat(file.fileno()).st_size
@@ -133,7 +133,7 @@ class FileReader:
         size: size in bytes at the time of opening.
 
     Raises:
-        UnreadableFile, OSError: as :func:`open_file`.
+        UnreadableFile, OSError: see :func:`open_file`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,8 +169,8 @@ def load_file(path: Path, most: int = MAX_MODEL_BYTES) -> memoryview:
         most: maximum number of bytes.
 
     Raises:
-        UnreadableFile: as :func:`open_file`; or the file is larger, or was truncated during the read.
-        OSError: as :func:`open_file`.
+        UnreadableFile: see :func:`open_file`; or the file is larger, or was truncated during the read.
+        OSError: see :func:`open_file`.
     """
     with FileReader(path) as reader:
         if reader.size > most:
@@ -184,7 +184,7 @@ def map_file(path: Path) -> memoryview:
     Map only files that no other program changes, or in a process whose death hil reports: see :class:`FileReader`.
 
     Raises:
-        UnreadableFile, OSError: as :func:`open_file`.
+        UnreadableFile, OSError: see :func:`open_file`.
     """
     with open_file(path) as file:
         if not os.fstat(file.fileno()).st_size:
@@ -196,7 +196,7 @@ def copy_file(source: str | Path, target: Path) -> Path:
     """Copy a regular file over another, and return the copy's path.
 
     Raises:
-        UnreadableFile, OSError: as :func:`open_file`; or the target cannot be written.
+        UnreadableFile, OSError: see :func:`open_file`; or the target cannot be written.
     """
     open_file(Path(source)).close()  # raises for a device, which shutil would copy without end
     shutil.copyfile(source, target)

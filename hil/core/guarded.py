@@ -110,7 +110,7 @@ class GuardedObject:
     """Proxy for a plugin's object that accesses attributes and methods through :func:`guarded`.
 
     Args:
-        who, failure, allowed: as in :func:`guarded`.
+        who, failure, allowed: see :func:`guarded`.
         checks: attribute or method name -> check that raises TypeError for an invalid value or result.
     """
 

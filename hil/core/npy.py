@@ -78,7 +78,7 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | No
     """Read a tensor from .npy. ``dtype`` restores dtypes that the format cannot represent (bfloat16, float8).
 
     Raises:
-        UsageError: as :func:`read_npy`.
+        UsageError: see :func:`read_npy`.
     """
     return typed(read_npy(path, mmap=mmap, fits=fits), dtype)
 

@@ -38,7 +38,7 @@ _STATE = re.compile(r"conv|ssm|state|recurrent")
 
 
 class StepRule(str, Enum):
-    """Content of a program's input in each call. The call has S new tokens after n earlier ones."""
+    """Content of a program's input in each call. The call has S new tokens after n earlier tokens."""
 
     TOKENS = "tokens"  # the new tokens
     POSITIONS = "positions"  # n to n + S - 1; only n if the input has a single element

@@ -13,7 +13,7 @@ def load_onnx(path: str | Path) -> Any:
 
     Raises:
         google.protobuf.message.DecodeError: the file is not an ONNX model.
-        UnreadableFile, OSError: as :func:`hil.core.files.read_file`.
+        UnreadableFile, OSError: see :func:`hil.core.files.read_file`.
     """
     import onnx
 

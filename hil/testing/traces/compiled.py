@@ -141,9 +141,9 @@ class BackendInfo:
         """Return a module whose methods run on this backend.
 
         Args:
-            module: as in :func:`hil.traces.compile`, which also raises the errors.
+            module: see :func:`hil.traces.compile`, which also raises the errors.
             exported_names: methods to export; empty is every public tf.function.
-            artifacts_dir: as in :func:`hil.traces.compile`.
+            artifacts_dir: see :func:`hil.traces.compile`.
         """
         backend = _REPLACED.get(self.backend_name, self.backend_name)
         return compile(module, backend, exported_names=exported_names or None, artifacts_dir=artifacts_dir)

@@ -34,7 +34,7 @@ class BatchSummary:
     """Statistics of all iterations of a batch.
 
     Attributes:
-        start_ns, end_ns: of the first and the last iteration, on the clock of the times.
+        start_ns, end_ns: start of the first iteration and end of the last iteration, on the clock of the times.
         events: changes of the board since the batch before.
     """
 

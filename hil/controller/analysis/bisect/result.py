@@ -286,7 +286,7 @@ def plot_growth(path: Path, found: BisectRecord) -> None:
     the worst finite error.
 
     Raises:
-        UsageError: as for :func:`hil.controller.storage.screen.pictures.check_picture`.
+        UsageError: see :func:`hil.controller.storage.screen.pictures.check_picture`.
         StorageError: the file cannot be written.
     """
     check_picture(path)

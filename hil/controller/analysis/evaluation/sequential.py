@@ -67,7 +67,7 @@ def bound_mean(values: Values, total: int, level: float = 0.95) -> tuple[float, 
     """Return a confidence interval for the dataset's mean that is valid for any stopping rule.
 
     Args:
-        values, total: as for :func:`decide_mean`; at least one value.
+        values, total: see :func:`decide_mean`; at least one value.
         level: probability that the interval contains the mean.
     """
     limit = -math.log((1 - level) / 2)

@@ -120,7 +120,7 @@ def cut(
     Raises:
         UsageError: the model is not ONNX and cannot be converted; the tensor, node or layer does not exist; ``end``
             does not depend on ``start``.
-        ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
+        ImportFailed, StageTimeout, StorageError: see :func:`layers_of`.
     """
     (layer,) = _extract_layers(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
     return layer

@@ -231,7 +231,7 @@ def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> QueryTable:
 
     Raises:
         SqlError: the query is invalid.
-        UsageError: as for :class:`TraceProcessor`.
+        UsageError: see :class:`TraceProcessor`.
     """
     with TraceProcessor(trace, timeout=timeout) as processor:
         return processor.query(sql)

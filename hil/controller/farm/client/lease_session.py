@@ -124,7 +124,7 @@ class LeaseSession:
         Raises:
             BoardBusy: no board became available in time.
             FarmUnreachable: the farm did not reply in that time.
-            FarmError: as :meth:`wait`, or another thread closed the lease.
+            FarmError: see :meth:`wait`; or another thread closed the lease.
         """
         begin, last, look = time.monotonic(), "", _QUIET_S
         if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S):

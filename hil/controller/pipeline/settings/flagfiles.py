@@ -273,7 +273,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     the execution.
 
     Raises:
-        UsageError: as for :func:`parse_flagfile`, or the flags need several modules or parameter files.
+        UsageError: see :func:`parse_flagfile`; or the flags need several modules or parameter files.
     """
     assert job.flagfile is not None
     flags = parse_flagfile(job.flagfile)

@@ -271,7 +271,7 @@ class HistoryStore:
         """Mark all entries of a commit or a run, or an entry, as accepted. Return their number.
 
         Args:
-            target: as for :meth:`annotate`.
+            target: see :meth:`annotate`.
 
         Raises:
             UsageError: no entry matches, or several commits match.

@@ -109,7 +109,7 @@ def read_run_series(folder: Path, name: str) -> RunSeries:
     """Read a series and find its changes.
 
     Args:
-        name: as for :meth:`HistoryStore.find_series`.
+        name: see :meth:`HistoryStore.find_series`.
 
     Raises:
         UsageError: no series or several series match, or the history is damaged.

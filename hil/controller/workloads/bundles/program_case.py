@@ -30,7 +30,7 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
         key: a file of public keys. One of these keys must have signed the bundle. None accepts any or no signature.
 
     Raises:
-        UsageError: as for :meth:`Bundle.open`, or the signature is invalid or from a different key.
+        UsageError: see :meth:`Bundle.open`; or the signature is invalid or from a different key.
     """
     bundle = Bundle.open(path)
     if key is not None or bundle.head.signature:

@@ -41,8 +41,8 @@ def run_bundle(
         job: the board and the run settings. The only model is the bundle's file. The tolerances override the tolerances
             of the cases.
         methods, cases: selection for :func:`hil.bundles.cases.with_cases`; empty selects all.
-        key: as in :func:`open_bundle`.
-        run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
+        key: see :func:`open_bundle`.
+        run_id, isolated, choice: see :func:`hil.controller.workloads.run_job.run_job`.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, the run's directory.

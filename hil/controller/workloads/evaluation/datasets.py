@@ -73,7 +73,7 @@ class Dataset(ABC):
             dims: sizes of symbolic dimensions.
 
         Raises:
-            UsageError: as :meth:`read`, or an input does not fit. The message names the sample.
+            UsageError: see :meth:`read`; or an input does not fit. The message names the sample.
         """
         sample = self.read(index, specs)
         try:

@@ -31,7 +31,7 @@ class Remeasurement:
         decision: verdict on the measured rounds; None if the times were not suspect.
         rounds_needed: estimated number of further rounds, if undecided.
         old_p50_ns, new_p50_ns: medians of the measurements in turns.
-        is_other_board: whether the board is another one than that of the stored measurements.
+        is_other_board: whether the board differs from the board of the stored measurements.
     """
 
     old: str = ""

@@ -49,7 +49,7 @@ def suite_matrix(
 
     Raises:
         UsageError: the request is invalid; nothing was run.
-        HilError, KeyboardInterrupt: as for :meth:`Matrix.run`.
+        HilError, KeyboardInterrupt: see :meth:`Matrix.run`.
     """
     for target in targets:
         check_request(_build_request(request, target))

@@ -37,8 +37,8 @@ def write_base(
 def write_part(base: str, numbers: Sequence[int], folder: str) -> dict[str, Any]:
     """Write nodes of a base model as a model.
 
-    Values of other nodes become inputs. The outputs are the model's outputs among these nodes' values, and the values
-    that none of these nodes uses.
+    Values of other nodes become inputs. A value of these nodes becomes an output if it is an output of the base model,
+    or if none of these nodes uses it.
 
     Returns:
         ``inputs``: [name, dtype, shape] of every input; empty if an input or output is not a tensor;

@@ -89,7 +89,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
     """Resume an interrupted suite run. Only cases without a record run.
 
     Args:
-        isolated: as in :func:`run_suite`.
+        isolated: see :func:`run_suite`.
 
     Raises:
         UsageError: the directory is not a suite run, or the suite's cases have changed.

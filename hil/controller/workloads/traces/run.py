@@ -46,7 +46,7 @@ def run_trace(
         job: the board and the run settings. The only model is the trace's directory. The job's tolerances override the
             tolerances of the calls.
         against: the trace with the expected outputs. None selects the trace's stored reference, or the trace itself.
-        run_id, isolated, choice: as in :func:`hil.controller.workloads.run_job.run_job`.
+        run_id, isolated, choice: see :func:`hil.controller.workloads.run_job.run_job`.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with a case per call, and ``folder``, the run's directory.

@@ -70,7 +70,7 @@ def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
     """Load the only trace in a directory. Return it with the directory.
 
     Raises:
-        UsageError: as for :func:`find_one`, or the trace is damaged.
+        UsageError: see :func:`find_one`; or the trace is damaged.
     """
     folder = find_one(place, out)
     return Trace.load(folder), folder

@@ -25,7 +25,7 @@ def flow_of(request: SuiteRequest, beside: Path = Path(), *, trusted: bool = Fal
     """Return the flow of a request, with the requested runtime.
 
     Args:
-        beside, trusted: as for :func:`hil.controller.models.flows.load_flow`, whose errors this function raises.
+        beside, trusted: see :func:`hil.controller.models.flows.load_flow`, whose errors this function raises.
     """
     flow = load_flow(request.flow, beside, trusted=trusted).with_runtime(request.runtime)
     if request.runtime:
