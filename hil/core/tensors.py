@@ -162,7 +162,7 @@ def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
 
 
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
-    """Return the size of a tensor in memory, in bytes. The result is not meaningful for strings of variable length."""
+    """Return the size of a tensor in memory, in bytes. The size is not meaningful for string tensors."""
     return math.prod(shape) * dtype_of(dtype).itemsize
 
 
