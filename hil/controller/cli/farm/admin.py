@@ -105,7 +105,9 @@ def audit(limit: int, as_json: bool) -> None:
 
 @command(epilog="Example: hil farm gc --dry-run")
 @click.option(
-    "--days", type=click.FloatRange(0, 3660), help="Keep results of the last N days (default: keep_days of the farm)."
+    "--days",
+    type=click.FloatRange(0, 3660),
+    help="Keep results that are newer than this many days (default: keep_days of the farm).",
 )
 @click.option("--dry-run", is_flag=True, help="Show the planned deletions without deleting.")
 @json_option
