@@ -339,6 +339,7 @@ def test_run_serves_board_without_python(hil, make_board, tmp_path):
     assert (wrong.code, wrong.case["outcome"]) == (1, "FAIL")
 
 
+@pytest.mark.slow
 def test_config_selects_command_runtime(hil, board_aarch64, tmp_path):
     config = (Path(__file__).parents[2] / "board_configs" / "command.toml").read_text()
     where = f'[connection]\naddress = "{board_aarch64.address}"\nidentity = "{board_aarch64.identity}"\n'

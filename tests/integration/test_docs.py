@@ -203,6 +203,10 @@ def needs(guide: Path) -> list[str]:
 
 # Guides with more than 20 seconds of commands.
 LONG = (
+    "bundles",
+    "history",
+    "inputs",
+    "targets",
     "benchmarking",
     "generation",
     "simulator",
@@ -243,6 +247,7 @@ def test_guide_commands_work(guide, place):
     follow(guide, place)
 
 
+@pytest.mark.slow
 def test_running_guide_commands_work(place, tmp_path_factory):
     """Use a separate cache because the guide cleans it."""
     place.environment["HIL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
@@ -259,6 +264,7 @@ def test_guide_commands_work_with_optional_packages(guide, place):
 
 
 @pytest.mark.board
+@pytest.mark.slow
 def test_boards_guide_commands_work(place, make_board):
     """The guides' `rpi5` is a virtual board with the reader's key."""
     let_in(place, {"rpi5": make_board(name="rpi5")})

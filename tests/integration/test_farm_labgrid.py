@@ -200,6 +200,7 @@ def test_farm_releases_labgrid_place_at_shutdown(
         stop_process(agent)
 
 
+@pytest.mark.slow
 def test_board_without_labgrid_stays_unchanged(config: BoardConfig) -> None:
     plain = replace(config, labgrid=board_config.Labgrid())
     with borrowed(plain, "bench") as board:

@@ -96,7 +96,9 @@ def test_generation_names_fault_on_iree(generate, fault):
     assert case["reason"].startswith(FAULTS[fault][1])
 
 
-@pytest.mark.parametrize("runtime", [ORT, IREE], ids=["onnxruntime", "iree"])
+@pytest.mark.parametrize(
+    "runtime", [pytest.param(ORT, id="onnxruntime"), pytest.param(IREE, marks=pytest.mark.slow, id="iree")]
+)
 def test_generation_passes_with_free_tokens(generate, runtime):
     code, case = generate(*runtime, forced=[])
     assert (code, case["outcome"]) == (0, "PASS"), case["reason"]

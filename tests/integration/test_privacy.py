@@ -20,16 +20,13 @@ pathlib.Path.home().joinpath("id").touch()
 pathlib.Path(r"{outside}").touch()
 """
 
-COMMANDS = {
-    "iree": [
-        ("run", DIGITS, "--runtime-hw-type", "sim", "--profile", "times"),
-        ("runs", "list"),
-        ("compare", "a.npy", "a.npy", "--plot", "differences.png"),
-    ],
-}
+COMMANDS = {"onnxruntime": [("run", DIGITS, "--runtime", "onnxruntime"), ("runs", "list")]}
 LONG = (pytest.mark.slow, pytest.mark.timeout(3600))
 SLOW_COMMANDS = {
-    "onnxruntime": [("run", DIGITS, "--runtime", "onnxruntime")],
+    "iree": [
+        ("run", DIGITS, "--runtime-hw-type", "sim", "--profile", "times"),
+        ("compare", "a.npy", "a.npy", "--plot", "differences.png"),
+    ],
     "tflite": [("run", EXAMPLES / "tflite" / "digits.tflite")],
     "bench": [("bench", DIGITS, "--iterations", "10")],
     "suite": [("suite", "run", EXAMPLES / "digits", "--filter", "digits_cnn_full_model")],

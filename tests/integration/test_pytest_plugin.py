@@ -217,6 +217,7 @@ def test_every_case(hil_verdict):
 """
 
 
+@pytest.mark.slow
 def test_user_tests_can_request_any_stage(project, small):
     project.set_up("digits_cnn", small)
     project.write("test_own.py", OWN)

@@ -31,7 +31,10 @@ def boards_of(tested: Run) -> set[str]:
 
 @pytest.mark.parametrize(
     ("faults", "result"),
-    [(["corrupt", "corrupt"], "always wrong"), (["corrupt", "slow:rate=1e9,delay=0.1"], "one bad board")],
+    [
+        pytest.param(["corrupt", "corrupt"], "always wrong", marks=pytest.mark.slow),
+        (["corrupt", "slow:rate=1e9,delay=0.1"], "one bad board"),
+    ],
 )
 def test_confirmation_alternates_between_boards(project, small, start_agent, faults, result):
     project.set_up(small)

@@ -67,6 +67,7 @@ def held(boards: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_second_login_waits_and_shows_current_user(
     held: subprocess.Popen[bytes], boards: Path, hil: Callable[..., Ended], environment: dict[str, str], tmp_path: Path
 ) -> None:

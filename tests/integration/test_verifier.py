@@ -466,7 +466,7 @@ def fuzzer(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["mixed.bpte", "methods.bpte"])
+@pytest.mark.parametrize("name", [pytest.param("mixed.bpte", marks=pytest.mark.slow), "methods.bpte"])
 def test_verifier_survives_mutated_executorch_bundle(fuzzer, name):
     seed = random.randrange(1 << 31)
     ended = subprocess.run([fuzzer, EXECUTORCH / name, str(seed), str(MUTATIONS)], capture_output=True, text=True)

@@ -41,9 +41,7 @@ def test_session_page_shows_scores_and_worst_samples(tmp_path: Path) -> None:
         assert client.get("/case?id=e&case=digits").status_code == 200
         assert "eval" in client.get("/").text
     assert "top1: 90.00 % on the board, 95.00 % on the reference" in page
-    assert (
-        "difference: -5.00 %, 95 % interval -10.00 % to -1.00 % (tango), McNemar p = 0.02; allowed drop" in page
-    )
+    assert "difference: -5.00 %, 95 % interval -10.00 % to -1.00 % (tango), McNemar p = 0.02; allowed drop" in page
     assert "samples: 80 of 100, the result was already clear; 4 answers differ from the reference onnxruntime" in page
     assert [(row["Sample"], row["Board"], row["Answer of the reference"]) for row in rows] == [
         ("digit 7", "0.0", "[7]")

@@ -248,7 +248,7 @@ def test_runs_of_unknown_count_use_shortest_repetition() -> None:
 def test_unequal_runs_are_split_by_count_with_note() -> None:
     found, doubt = told("abcabd", 2)
     assert found == "000111"
-    assert "divided equally" in doubt
+    assert "divides the submissions equally" in doubt
 
 
 def test_inseparable_runs_become_single_run_with_note() -> None:
