@@ -26,9 +26,13 @@ class _Unsure(Exception):
     """Raised if there may be packages that only importlib.metadata can find."""
 
 
-def version(package: str) -> str:
-    """Return an installed package's version. Raises importlib.metadata.PackageNotFoundError if not installed."""
-    return _version(package, tuple(sys.path))
+def version(package: str, folders: Sequence[str] = ()) -> str:
+    """Return an installed package's version. Raises importlib.metadata.PackageNotFoundError if not installed.
+
+    Args:
+        folders: directories to search before ``sys.path``.
+    """
+    return _version(package, (*folders, *sys.path))
 
 
 def points(group: str) -> Sequence[EntryPoint]:

@@ -45,6 +45,8 @@ class RuntimeInfo:
     compiler: str = NO_COMPILER
     # The compiler, a :class:`hil.controller.backends.compilers.Compiler`; "" with :data:`NO_COMPILER`.
     compile: str = ""
+    # Package of the compiler, if hil can install another version of it next to the installed version.
+    compiler_package: str = ""
     # Function that creates a :class:`hil.controller.backends.targets.Target` from a board's description; "" if programs
     # run on any CPU.
     target: str = ""
@@ -75,6 +77,7 @@ _ALL = (
         only=True,
         compiler="iree",
         compile=f"{_COMPILERS}.iree:compile_iree",
+        compiler_package="iree-base-compiler",
         target="hil.controller.backends.targets:iree_target",
         from_onnx=True,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def needed_version(package: str, extra: str = "") -> str:
+def needed_version(package: str, extra: str = "", folders: Sequence[str] = ()) -> str:
     """Return the version of a package.
 
     Args:
         extra: The extra of hil that installs the package, for the hint.
+        folders: Directories to search first.
 
     Raises:
         UsageError: the package is not installed.
     """
     for name in (package, f"{package}-cpu"):
         try:
-            return version(name)
+            return version(name, folders)
         except ModuleNotFoundError:
             continue
     raise _missing(package, extra)

@@ -46,6 +46,11 @@ def test_installed_uses_first_of_duplicate_packages(tmp_path, monkeypatch):
     assert [point.value for point in installed.points("twice")] == ["m:v2"]
 
 
+def test_installed_searches_given_folders_first(tmp_path):
+    a_package(tmp_path, "pytest-0.1.dist-info", "pytest", "0.1")
+    assert installed.version("pytest", [str(tmp_path)]) == "0.1" != installed.version("pytest")
+
+
 def test_installed_finds_packages_in_zip_archive(tmp_path, monkeypatch):
     archive = tmp_path / "packages.zip"
     with zipfile.ZipFile(archive, "w") as made:

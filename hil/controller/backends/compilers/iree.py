@@ -46,7 +46,7 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         if "failure" in order:
             from hil.controller.backends.compilers.iree_failure import keep_failure
 
-            recipe = recipe_of(taken.model, taken.flags)
+            recipe = recipe_of(taken.model, taken.flags, order["isolated"].folders)
             seconds = time.monotonic() - begin
             keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order)
         raise

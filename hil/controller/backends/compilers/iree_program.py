@@ -123,7 +123,7 @@ def compile_program(
         CompileFailed, CompileCrashed, StageTimeout, StorageError: as for every compiler.
     """
     cache = work["cache"]
-    recipe = recipe_of(model, flags)
+    recipe = recipe_of(model, flags, work["isolated"].folders)
 
     def make(folder: Path) -> None:
         arguments = {
@@ -153,13 +153,16 @@ def compile_program(
     )
 
 
-def recipe_of(model: Model, flags: Sequence[str]) -> CompileSettings:
+def recipe_of(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -> CompileSettings:
     """Return the settings for compiling a model with flags.
+
+    Args:
+        folders: directories from which the compiler's processes import first.
 
     Raises:
         UsageError: the compiler is not installed.
     """
-    compiler_version = needed_version(PACKAGE)
+    compiler_version = needed_version(PACKAGE, folders=folders)
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)

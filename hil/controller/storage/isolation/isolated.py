@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,14 @@ def naming_errors(
 
 
 class Isolated:
-    """Pool of warm worker processes, started on demand. Calls from different threads run in parallel."""
+    """Pool of warm worker processes, started on demand. Calls from different threads run in parallel.
 
-    def __init__(self, workers: int | None = None) -> None:
+    Args:
+        folders: directories from which the workers import first, for example another version of a compiler.
+    """
+
+    def __init__(self, workers: int | None = None, *, folders: Sequence[str] = ()) -> None:
+        self.folders = tuple(folders)
         self.workers = workers if workers is not None else max(2, os.cpu_count() or 1)
         if self.workers < 1:
             raise ValueError("a pool needs at least one worker")
@@ -214,7 +219,7 @@ class Isolated:
                     worker = None
             is_new = worker is None
             if worker is None:
-                worker = _IsolatedProcess()
+                worker = _IsolatedProcess(self.folders)
             self._busy.add(worker)
             return worker, is_new
 
@@ -240,7 +245,7 @@ class _NeverBegun(IsolatedCrash):
 
 
 class _IsolatedProcess:
-    def __init__(self) -> None:
+    def __init__(self, folders: Sequence[str]) -> None:
         # A killed worker does not clean up, so the temporary directory is removed here.
         self._scratch = str(new_folder(SCRATCH))
         self._process = subprocess.Popen(
@@ -248,7 +253,7 @@ class _IsolatedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment() | {"TMPDIR": self._scratch},
+            env=_environment(folders) | {"TMPDIR": self._scratch},
             start_new_session=True,
         )
         self._killed = False
@@ -363,13 +368,13 @@ def _end_all(idle: list[_IsolatedProcess], busy: Collection[_IsolatedProcess]) -
     idle.clear()
 
 
-def _environment() -> dict[str, str]:
+def _environment(folders: Sequence[str]) -> dict[str, str]:
     """Return the worker's environment variables.
 
     The worker imports the same hil, and nothing from the working directory.
     """
     root = str(Path(__file__).resolve().parents[4])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [*folders, root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
     return os.environ | tool_environment() | own
 

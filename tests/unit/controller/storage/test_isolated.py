@@ -111,6 +111,14 @@ def test_isolated_reuses_worker(pool: Isolated, functions: str, tmp_path: Path) 
     assert len(pids) == 1 and os.getpid() not in pids
 
 
+def test_isolated_imports_first_from_given_folders(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "only_in_folders.py").write_text(f"def which(): return {name!r}\n")
+    with Isolated(1, folders=[str(tmp_path / "first"), str(tmp_path / "second")]) as pool:
+        assert pool.call("only_in_folders:which", {}, timeout=60, log=tmp_path / "log") == "first"
+
+
 def test_isolated_raises_hil_error_unchanged(pool: Isolated, functions: str, tmp_path: Path) -> None:
     with pytest.raises(ImportFailed) as caught:
         pool.call(f"{functions}:typed", {}, timeout=60, log=tmp_path / "log")
