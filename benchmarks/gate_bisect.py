@@ -35,7 +35,7 @@ from hil.controller.cli.running.gate import gate
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.workloads.gate.bisection.run import CommitBisector
+from hil.controller.workloads.gate.bisection.run import CauseFinder
 from hil.core.results import Stage
 from hil.errors import BoardLost, RunCrashed
 
@@ -87,9 +87,9 @@ class FaultyRunner(Runner):
 @contextlib.contextmanager
 def injecting(faults: Faults) -> Iterator[None]:
     """Inject faults during the search."""
-    search = CommitBisector.run
+    search = CauseFinder.run
 
-    def run(self: CommitBisector, *arguments: Any) -> None:
+    def run(self: CauseFinder, *arguments: Any) -> None:
         faults.is_active = True
         try:
             search(self, *arguments)
@@ -105,7 +105,7 @@ def injecting(faults: Faults) -> Iterator[None]:
 
     package = "hil.controller.workloads.gate"
     with (
-        mock.patch.object(CommitBisector, "run", run),
+        mock.patch.object(CauseFinder, "run", run),
         mock.patch(f"{package}.run.Runner", functools.partial(FaultyRunner, faults=faults)),
         mock.patch(f"{package}.remeasure.measure_rounds", rounds),
     ):

@@ -17,6 +17,7 @@ GateVerdictName = Literal[
 # Most serious first.
 GATE_VERDICTS: tuple[GateVerdictName, ...] = get_args(GateVerdictName)
 TrialOutcome = Literal["good", "bad", "skipped"]
+AxisName = Literal["commit", "flag", "compiler", "driver"]
 
 
 class GateSide(Record, kw_only=True):
@@ -46,42 +47,55 @@ class GateScore(Record, kw_only=True):
     is_share: Annotated[bool, note("true if the score 1 is 100 %")]
 
 
-class BlamedCommit(Record, kw_only=True):
-    """A commit that may be the cause."""
+class GateCandidate(Record, kw_only=True):
+    """A candidate of a search: a commit, a change of a compiler flag, or a version of a compiler or driver."""
 
-    commit: str
-    subject: Annotated[str, note("first line of the commit message")] = ""
+    commit: Annotated[str, note("hash of the commit; empty on other axes")] = ""
+    subject: Annotated[str, note("first line of the commit message; empty on other axes")] = ""
+    value: Annotated[str, note("changed flag, or version of the compiler or driver; empty for a commit")] = ""
+
+    @property
+    def label(self) -> str:
+        """Text that identifies the candidate on its axis."""
+        return self.value or self.commit
 
 
-class TriedCommit(Record, kw_only=True):
-    """A commit that `hil gate --bisect` tested."""
+class TriedCandidate(Record, kw_only=True):
+    """A candidate that `hil gate` tested."""
 
-    commit: str
-    outcome: Annotated[TrialOutcome, note("`skipped` if the commit cannot be tested, or the result is not clear")]
+    commit: Annotated[str, note("hash of the commit; empty on other axes")] = ""
+    value: Annotated[str, note("changed flag, or version of the compiler or driver; empty for a commit")] = ""
+    outcome: Annotated[TrialOutcome, note("`skipped` if the candidate cannot be tested, or the result is not clear")]
     reason: str
-    is_board_error: Annotated[bool, note("true if the commit was skipped because of the board")] = False
+    is_board_error: Annotated[bool, note("true if the candidate was skipped because of the board")] = False
     board_s: Annotated[float, note("duration of the test without the build, in seconds", ge=0)] = 0.0
 
+    @property
+    def label(self) -> str:
+        """Text that identifies the candidate on its axis."""
+        return self.value or self.commit
 
-class CommitTrial(Record, kw_only=True):
-    """Test of a commit for a series: a line of bisect.jsonl."""
+
+class CandidateTrial(Record, kw_only=True):
+    """Test of a candidate for a series: a line of bisect.jsonl."""
 
     series: Annotated[str, note("ID of the series in the history")]
     run: Annotated[str, note("run of the judged measurement")]
-    tried: TriedCommit
+    tried: TriedCandidate
 
 
 class GateCause(Record, kw_only=True):
-    """Result of `hil gate --bisect` for a series."""
+    """Result of `hil gate --bisect` or `--over` for a series."""
 
-    good: Annotated[str, note("commit before the searched commits, or empty")] = ""
-    commits: Annotated[Count, note("number of searched commits")] = 0
+    axis: Annotated[AxisName, note("what the candidates are")] = "commit"
+    good: Annotated[str, note("candidate before the searched candidates, or empty")] = ""
+    commits: Annotated[Count, note("number of searched commits, or of candidates on another axis")] = 0
     candidates: Annotated[
-        list[BlamedCommit],
-        note("the first bad commit; several, oldest first, if skipped commits hide it; empty if not found"),
+        list[GateCandidate],
+        note("the first bad candidate; several, oldest first, if skipped candidates hide it; empty if not found"),
     ] = []
-    reason: Annotated[str, note("why the first bad commit is not known; empty if it is")] = ""
-    tried: Annotated[list[TriedCommit], note("in the order of the tests")] = []
+    reason: Annotated[str, note("why the first bad candidate is not known; empty if it is")] = ""
+    tried: Annotated[list[TriedCandidate], note("in the order of the tests")] = []
 
 
 class GateVerdict(Record, kw_only=True):
@@ -107,7 +121,7 @@ class GateVerdict(Record, kw_only=True):
     ] = ""
     board_problem: Annotated[str, note("why the board of the measurement was suspect; empty without second_board")] = ""
     changes: Annotated[list[str], note("differences between the tools and boards of both measurements")] = []
-    cause: Annotated[GateCause | None, note("null if no commit was searched")] = None
+    cause: Annotated[GateCause | None, note("null without a search")] = None
 
 
 class GateRecord(Record, kw_only=True):
@@ -125,7 +139,10 @@ class GateRecord(Record, kw_only=True):
     min_effect: Annotated[float, note("the smallest relative change that must be found")]
     budget_s: Annotated[float, note("maximum board time, in seconds"), Meta(ge=0)]
     fail_on: Annotated[list[str], note("verdicts with exit code 1")]
-    bisect: Annotated[str | None, note("build command of --bisect; null without the option")] = None
+    bisect: Annotated[str | None, note("command of --bisect; null without the option")] = None
+    over: Annotated[str, note("axis and values of --over: `commit`, `flag`, `compiler=V1,V2`, `driver=V1,V2`")] = (
+        "commit"
+    )
     unmeasured: Annotated[list[SeriesKey], note("series of the baseline that this commit did not measure")]
     verdicts: Annotated[list[GateVerdict], note("most serious first")]
     exit_code: int

@@ -64,13 +64,20 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     help="Find the commit of each failure; COMMAND builds a commit in a temporary worktree ('' builds nothing).",
 )
 @click.option(
+    "--over",
+    default="commit",
+    show_default=True,
+    metavar="AXIS",
+    help="Search another axis than commits: flag, compiler=V1,V2 or driver=V1,V2, oldest version first.",
+)
+@click.option(
     "--build-timeout",
     "build_timeout_s",
     default=1800.0,
     show_default=True,
     callback=seconds,
     metavar="S",
-    help="Maximum duration of a build with --bisect.",
+    help="Maximum duration of the command of --bisect.",
 )
 @click.option(
     "--second-board",
@@ -105,6 +112,9 @@ def gate(
     With --bisect, hil also finds the first bad commit of each broken or slower program. hil checks out commits in a
     temporary git worktree, and builds them there with the shell command; HIL_COMMIT is the commit. hil skips commits
     that do not build or import, and runs in which the board failed.
+
+    With --over, hil searches changed compiler flags, or versions of a compiler or driver. With a command, HIL_COMPILER
+    or HIL_DRIVER is the version.
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.pipeline.settings.project import find_history
@@ -117,7 +127,7 @@ def gate(
     defaults = find_history(Path())
     own = {
         name: settings.pop(name)
-        for name in ("commit", "fail_on", "budget_s", "second_board", "resume", "bisect", "build_timeout_s")
+        for name in ("commit", "fail_on", "budget_s", "second_board", "resume", "bisect", "over", "build_timeout_s")
     }
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:
@@ -152,5 +162,6 @@ def _print_gate(record: GateRecord) -> None:
     click.echo(describe_total(record))
     if not record.finished:
         again = "" if record.bisect is None else f" --bisect {shlex.quote(record.bisect)}"
+        again += "" if record.over == "commit" else f" --over {shlex.quote(record.over)}"
         click.echo(f"interrupted; continue with: hil gate --resume {record.id}{again}")
     click.echo(f"stored in {record.folder}")

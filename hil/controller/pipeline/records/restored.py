@@ -67,12 +67,16 @@ def restore_artifact(program: BenchProgram | StoredProgram, files: Mapping[str, 
     )
 
 
-def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:
-    """Return a stored case for a new run: same inputs, references and options, with the given program."""
-    references = tuple(
+def restore_references(run: Run, case: RunCase) -> tuple[RunResult, ...]:
+    """Return the stored references of a case."""
+    return tuple(
         RunResult(one.source, run.load_tensors(one.outputs), provenance=one.provenance, relation=one.relation)
         for one in case.references
     )
+
+
+def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:
+    """Return a stored case for a new run: same inputs, references and options, with the given program."""
     path = next((path for path in job.models if str(path) == case.path), Path(case.path))
     return Case(
         case.name,
@@ -81,5 +85,5 @@ def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:
         Path(),
         artifact=artifact,
         inputs=run.load_tensors(case.inputs),
-        references=references,
+        references=restore_references(run, case),
     )

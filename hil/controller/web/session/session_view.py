@@ -173,8 +173,9 @@ def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str
     if session.kind == "run" and not text(document.get("command")):
         return command_text(["hil", "run", "--resume", session.folder])
     if session.kind == "gate":
-        build = document.get("bisect")
-        return command_text(["hil", "gate", "--resume", session.folder, *(["--bisect", text(build)] if build else [])])
+        search = [(name, text(document.get(name))) for name in ("bisect", "over")]
+        options = [word for name, value in search if value not in ("", "commit") for word in (f"--{name}", value)]
+        return command_text(["hil", "gate", "--resume", session.folder, *options])
     if session.kind == "study" and session.command:
         return f"{session.command} --resume"
     return ""

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -20,23 +19,20 @@ from hil.controller.devices.grading import list_disturbances
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import board_of_stored, restore_artifact, restore_case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.history import HistoryEntry
-from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import Run, RunStore, is_sealed
+from hil.controller.storage.runs import Run
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
+from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
 from hil.core.results import BOARD_OUTCOMES, Outcome
-from hil.errors import BoardError, HilError, UsageError
+from hil.errors import BoardError, HilError
 
 # Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
-_KINDS = ("run", "bench")
 _STAGES = 100
 
 
@@ -45,14 +41,13 @@ class Remeasurer:
     """Measure suspects again.
 
     Attributes:
-        job: options of the command. The board in these options, if any, replaces the board of the stored runs.
+        restorer: restores programs of the history.
         find_rounds: returns the log ratios of earlier decisions on a board, from which the board's noise is estimated.
     """
 
-    store: HistoryStore
+    restorer: ProgramRestorer
     runner: Runner
     pool: BoardPool
-    job: Job
     min_effect: float
     screen: Progress
     find_rounds: Callable[[str], Iterable[Sequence[float]]]
@@ -91,7 +86,7 @@ class Remeasurer:
     ) -> None:
         assert case.old is not None and case.suspect is not None
         run = open_run(case.new)
-        job = self.choose_job(run)
+        job = self.restorer.choose_job(run)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
         begun = time.monotonic()  # the wait for the board does not count as board time
         try:
@@ -112,7 +107,7 @@ class Remeasurer:
     ) -> BenchSide:
         """Run the program of an entry once. Raises BoardError if the board fails."""
         self.screen.stage(new.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
-        case = self.run_once(self.restore_entry(run, new, entry, job), session)
+        case = self.run_once(self.restorer.restore_entry(run, new, entry, job), session)
         if case.error is not None and case.outcome in BOARD_OUTCOMES:
             raise case.error
         return BenchSide(label, case, session.board)
@@ -174,7 +169,7 @@ class Remeasurer:
         if decision.verdict != "undecided":
             return
         with prepare_boards(sides, self.screen.note), watch_conditions(sides, copies=1):
-            for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
+            for rounds in measure_rounds(sides, BenchJob(self.restorer.job), show, random.Random(secrets.randbits(64))):
                 batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
                 log_ratio = float(round_log_ratios(batches)[0])
                 keep_round(log_ratio)
@@ -190,54 +185,6 @@ class Remeasurer:
                 f"the times are not comparable: {'; '.join(disturbances)}",
                 hint="wait until the board is steady: hil bench MODEL --settle 60",
             )
-
-    def choose_job(self, run: Run) -> Job:
-        """Return the job of a stored run, with the board to use. Records of other users must not choose the board."""
-        stored = Job.of_record(run.record.request)
-        if is_own := is_sealed(run.folder, run.record.request):
-            if self.job.board or self.job.hw_type:
-                # Faults belong to the stored board.
-                return replace(board_of_stored(stored, self.job, own=False), faults=())
-        else:
-            refuse_functions(stored)
-        return board_of_stored(stored, self.job, own=is_own)
-
-    def restore_entry(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
-        """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
-
-        Otherwise, the case gets the inputs of the new run. The references of the new run are used only for its own
-        program.
-        """
-        if entry is not measured and (stored := _find_run(entry)) is not None:
-            run, measured = stored, entry
-        found = next((case for case in run.record.cases if case.name == measured.case), None)
-        record, folder = self.store.program_record(entry.program), self.store.program(entry.program)
-        if record is None or folder is None:
-            raise UsageError(f"the program of {entry.run} is not in the history")
-        if found is None or not found.inputs:
-            raise UsageError(f"run {run.id} has no inputs for case {measured.case}")
-        if missing := [name for name in record.files if not (folder / name).is_file()]:
-            raise UsageError(f"the program of {entry.run} is missing files: {', '.join(missing)}")
-        artifact = restore_artifact(record, {name: folder / name for name in record.files})
-        case = restore_case(run, found, job, artifact)
-        return case if measured is entry else replace(case, references=())
-
-
-def open_run(entry: HistoryEntry) -> Run:
-    """Open the run of an entry. Raises UsageError if it cannot be measured again."""
-    if entry.key.kind not in _KINDS:
-        raise UsageError(f"a {entry.key.kind} cannot be measured again", hint="measure the model with hil bench")
-    if flag := next((one for one in entry.key.flags if one.startswith(("--concurrency", "--sustained"))), ""):
-        raise UsageError(f"a bench with {flag} cannot be measured again")
-    run = _find_run(entry)
-    if run is None:
-        raise UsageError(f"the directory of run {entry.run} is missing, so its inputs are unknown")
-    return run
-
-
-def _find_run(entry: HistoryEntry) -> Run | None:
-    folder = Path(entry.folder)
-    return RunStore(folder.parent).open(str(folder)) if entry.folder and folder.is_dir() else None
 
 
 def _find_median(side: BenchSide) -> float | None:

@@ -14,6 +14,7 @@ from hil.controller.workloads.gate.verdict_texts import (
     COMMIT_DIGITS,
     HEADS,
     MEANINGS,
+    describe_cause,
     describe_total,
     describe_verdict,
     list_details,
@@ -93,7 +94,9 @@ def make_annotations(record: GateRecord) -> Iterator[str]:
             continue
         level = "error" if one.verdict in record.fail_on else "warning"
         place, title = _escape_property(one.key.model), _escape_property(f"hil gate: {one.verdict}")
-        yield f"::{level} file={place},title={title}::{_escape_command(f'{_name_series(one)}: {one.reason}')}"
+        cause = f"; {describe_cause(one.cause)}" if one.cause is not None else ""
+        text = f"{_name_series(one)}: {one.reason}{cause}"
+        yield f"::{level} file={place},title={title}::{_escape_command(text)}"
 
 
 def _escape_command(text: str) -> str:

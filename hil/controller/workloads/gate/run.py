@@ -17,10 +17,13 @@ from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, write_json
+from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
+from hil.controller.workloads.gate.bisection.over import DEFAULT_OVER, SearchPlan, plan_search
 from hil.controller.workloads.gate.bisection.repository import GitRepository
-from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, SEARCHED, CommitBisector
+from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, CauseFinder
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, needs_board
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
+from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.scores import compare_stored_scores
@@ -47,8 +50,9 @@ class GateJob:
         second_board: board that measures a suspect if the first board fails or has changed, or "". A record never
             selects this board, so `--resume` needs the option again.
         resume: name of an interrupted gate to continue, or "". The settings of the stored gate apply.
-        bisect: build command for the search for the commits that caused failures; None: no search.
-        build_timeout_s: maximum duration of a build in seconds.
+        bisect: command that builds or installs a candidate of the search; None without a command.
+        over: axis and values of the search for the causes of failures. Without a command, `commit` means no search.
+        build_timeout_s: maximum duration of the command in seconds.
     """
 
     job: Job
@@ -60,6 +64,7 @@ class GateJob:
     second_board: str = ""
     resume: str = ""
     bisect: str | None = None
+    over: str = DEFAULT_OVER
     build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_S
 
 
@@ -74,7 +79,8 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     """
     if 0 < len(gate.commit) < _COMMIT_LEAST:
         raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_COMMIT_LEAST} digits")
-    repository = GitRepository.find(Path()) if gate.bisect is not None else None
+    search = plan_search(gate.over, gate.bisect, gate.build_timeout_s)
+    repository = search.open_repository() if search is not None else None
     runs = RunStore(gate.job.out or GATES)
     if gate.resume:
         run = runs.open(gate.resume)
@@ -85,8 +91,10 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         if gate.bisect is None and record.bisect is not None:
             # Do not run the stored command, because the record may be from another user.
             raise UsageError(f"gate {run.id} uses --bisect", hint="repeat --bisect with the build command")
-        record.bisect = gate.bisect
-        return _GateRun(gate, run, record, _plan(store, record), store, screen, repository).run(context)
+        if search is None and record.over != DEFAULT_OVER:
+            raise UsageError(f"gate {run.id} uses --over", hint="repeat --over with its values")
+        record.bisect, record.over = gate.bisect, gate.over
+        return _GateRun(gate, run, record, _plan(store, record), store, screen, search, repository).run(context)
     record = GateRecord(
         schema=1,
         id="",
@@ -100,6 +108,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         budget_s=gate.budget_s,
         fail_on=list(gate.fail_on),
         bisect=gate.bisect,
+        over=gate.over,
         unmeasured=[],
         verdicts=[],
         exit_code=EXIT_NOTHING_RAN,
@@ -108,7 +117,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     run = runs.create("gate", jsonable(asdict(gate.job)), command=typed_command())
     record.id, record.folder = run.id, str(run.folder)
     record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
-    return _GateRun(gate, run, record, plan, store, screen, repository).run(context)
+    return _GateRun(gate, run, record, plan, store, screen, search, repository).run(context)
 
 
 def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
@@ -142,6 +151,7 @@ class _GateRun:
     _plan: GatePlan
     _store: HistoryStore
     _screen: Progress
+    _search: SearchPlan | None
     _repository: GitRepository | None
 
     def run(self, context: RunContext) -> GateRecord:
@@ -156,20 +166,21 @@ class _GateRun:
         try:
             with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
                 first = Remeasurer(
-                    self._store,
+                    ProgramRestorer(self._store, self._gate.job),
                     Runner(context),
                     pool,
-                    self._gate.job,
                     self._record.min_effect,
                     self._screen,
                     rounds.find_earlier,
                 )
-                second = replace(first, job=replace(first.job, board=self._gate.second_board, hw_type=""))
+                other = replace(self._gate.job, board=self._gate.second_board, hw_type="")
+                second = replace(first, restorer=ProgramRestorer(self._store, other))
                 suspects = [case for case in left if needs_board(case)]
                 for number, case in enumerate(suspects):
                     self._measure(case, len(suspects) - number, first, second, rounds)
-                if self._repository is not None:
-                    self._search_commits(self._repository, first, second, rounds)
+                if self._search is not None:
+                    axis = self._search.make_axis(self._repository, context, self._screen, self._run.folder)
+                    self._find_causes(axis, first, second, rounds)
         except KeyboardInterrupt:
             self._finish(EXIT_INTERRUPTED, finished=False)
         else:
@@ -190,10 +201,10 @@ class _GateRun:
         name = self._gate.second_board
         if verdict.verdict == "board fault" and name:
             self._screen.note(f"{case.new.case}: {verdict.reason}; measuring on {name}")
-            problem, spent_s = verdict.reason, verdict.board_s
+            problem, first_s = verdict.reason, verdict.board_s
             again, verdict = self._measure_on(second, name, case, budget_s, rounds)
             verdict.second_board, verdict.board_problem = name, problem
-            verdict.board_s += spent_s
+            verdict.board_s += first_s
         if verdict.verdict in ("no change", "improved") and again.decision is not None:
             self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
         self._record.verdicts.append(verdict)
@@ -213,27 +224,18 @@ class _GateRun:
         again.is_other_board = board != case.new.key.board
         return again, judge_case(case, again)
 
-    def _search_commits(
-        self, repository: GitRepository, first: Remeasurer, second: Remeasurer, rounds: RoundsFile
-    ) -> None:
-        """Search for the commits that caused failures, with --bisect."""
+    def _find_causes(self, axis: BisectAxis, first: Remeasurer, second: Remeasurer, rounds: RoundsFile) -> None:
+        """Search for the causes of failures, with --bisect or --over."""
         cases = {(case.series, case.new.run): case for case in self._plan.cases}
         suspects = [
             (cases[one.series, one.new.run], one)
             for one in self._record.verdicts
-            if one.verdict in SEARCHED and one.cause is None and (one.series, one.new.run) in cases
+            if axis.is_searchable(one) and one.cause is None and (one.series, one.new.run) in cases
         ]
         for measurer, is_second in ((first, False), (second, True)):
             if chosen := [(case, one) for case, one in suspects if bool(one.second_board) == is_second]:
-                CommitBisector(
-                    repository=repository,
-                    command=self._record.bisect or "",
-                    build_timeout_s=self._gate.build_timeout_s,
-                    folder=self._run.folder,
-                    measurer=measurer,
-                    budget_s=self._record.budget_s,
-                    rounds=rounds,
-                ).run(chosen, self._save)
+                finder = CauseFinder(axis, self._run.folder, measurer, self._record.budget_s, rounds)
+                finder.run(chosen, self._save)
 
     def _save(self) -> None:
         self._record.verdicts.sort(key=lambda one: (GATE_VERDICTS.index(one.verdict), one.key.model, one.key.case))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hil.controller.records.gate import GateCause, GateRecord, GateSide, GateVerdict
+from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score, seconds
 
@@ -61,18 +61,26 @@ def list_details(one: GateVerdict) -> Iterator[str]:
         yield from _list_cause(one.cause)
 
 
-def _list_cause(cause: GateCause) -> Iterator[str]:
-    """Yield the result of the commit search, and the tested commits."""
+def describe_cause(cause: GateCause) -> str:
+    """Return the result of a search in one line: axis and first bad candidate, or why it is not known."""
     if cause.candidates and not cause.reason:
-        (found,) = cause.candidates
-        yield f"first bad commit: {found.commit[:COMMIT_DIGITS]} {found.subject}"
-    elif cause.candidates:
-        yield f"first bad commit: one of {len(cause.candidates)}; {cause.reason}"
-        yield from (f"candidate: {found.commit[:COMMIT_DIGITS]} {found.subject}" for found in cause.candidates)
-    else:
-        yield f"first bad commit: not found; {cause.reason}"
+        return f"first bad {cause.axis}: {describe_candidate(cause.candidates[0])}"
+    found = f"one of {len(cause.candidates)}" if cause.candidates else "not found"
+    return f"first bad {cause.axis}: {found}; {cause.reason}"
+
+
+def describe_candidate(one: GateCandidate) -> str:
+    """Return a commit with its subject, a changed flag, or a version."""
+    return one.value or f"{one.commit[:COMMIT_DIGITS]} {one.subject}"
+
+
+def _list_cause(cause: GateCause) -> Iterator[str]:
+    """Yield the result of the search, and the tested candidates."""
+    yield describe_cause(cause)
+    if cause.reason:
+        yield from (f"candidate: {describe_candidate(one)}" for one in cause.candidates)
     for tried in cause.tried:
-        yield f"tested: {tried.commit[:COMMIT_DIGITS]} {tried.outcome}: {tried.reason}"
+        yield f"tested: {tried.value or tried.commit[:COMMIT_DIGITS]}: {tried.outcome}: {tried.reason}"
 
 
 def _describe_side(one: GateVerdict, side: GateSide | None) -> str:

@@ -74,11 +74,26 @@ def test_gate_page_shows_verdicts_and_links_visible_runs(tmp_path: Path) -> None
     assert (rows[0]["Ratio"], rows[0]["Rounds"], rows[0]["New"], rows[1]["Baseline"]) == ("1.05", "8", "feedfeedf", "")
 
 
-def test_interrupted_gate_shows_resume_command(tmp_path: Path) -> None:
-    write_gate(tmp_path, "g", finished=False, bisect="make all")
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ({"bisect": "make all"}, "--bisect &#39;make all&#39;"),
+        ({"over": "driver=1,2", "bisect": "make"}, "--bisect make --over driver=1,2"),
+        ({"over": "flag"}, "--over flag"),
+    ],
+)
+def test_interrupted_gate_shows_resume_command(tmp_path: Path, values: dict[str, str], options: str) -> None:
+    write_gate(tmp_path, "g", finished=False, **values)
     with asking(tmp_path) as client:
         page = client.get("/session?id=g").text
-    assert "unfinished" in page and f"hil gate --resume {tmp_path / 'g'} --bisect &#39;make all&#39;" in page
+    assert "unfinished" in page and f"hil gate --resume {tmp_path / 'g'} {options}" in page
+
+
+def test_gate_page_shows_axis_and_candidate(tmp_path: Path) -> None:
+    cause = {"axis": "flag", "candidates": [{"value": "-O2 -> -O3"}]}
+    write_gate(tmp_path, "g", make_verdict("broken", cause=cause))
+    with asking(tmp_path) as client:
+        assert "first bad flag: -O2 -&gt; -O3" in client.get("/session?id=g").text
 
 
 @pytest.mark.parametrize("change", [{"verdicts": [{"verdict": "x"}]}, {"schema": 9}, {"exit_code": "no"}])

@@ -1,8 +1,8 @@
-"""Decide whether a commit's program gives wrong outputs, on a board that may make any run fail.
+"""Decide whether a candidate's program gives wrong outputs, on a board that may make any run fail.
 
-A wrong program never passes, so a single pass proves that a commit is good. A single failure proves nothing: the board
-may have caused it. A commit is bad only after so many failures that board faults are an unlikely cause. This number
-depends on the share of runs with board faults so far. After every failure, the good program runs for comparison.
+A wrong program never passes, so a single pass proves that a candidate is good. A single failure proves nothing: the
+board may have caused it. A candidate is bad only after so many failures that board faults are an unlikely cause. This
+number depends on the share of runs with board faults so far. After every failure, the good program runs for comparison.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from hil.controller.records.gate import TrialOutcome
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
-# Skip a commit after this many board errors without a complete run between them.
+# Skip a candidate after this many board errors without a complete run between them.
 BOARD_ERRORS_MOST = 5
-# Skip a commit after this many failures of a kind that is not searched.
+# Skip a candidate after this many failures of a kind that is not searched.
 OTHER_FAILURES_MOST = 5
-# Skip a commit without a result after this many runs.
+# Skip a candidate without a result after this many runs.
 _RUNS_MOST = 30
 _FAILURES_LEAST = 2
 # Largest probability that board faults alone caused all failures.
@@ -39,10 +39,10 @@ class ProgramAnswer:
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a commit's test.
+    """Result of a candidate's test.
 
     Attributes:
-        is_board_error: whether the commit was skipped because of the board.
+        is_board_error: whether the candidate was skipped because of the board.
     """
 
     outcome: TrialOutcome
@@ -78,12 +78,12 @@ def decide_answers(
     is_searched: Callable[[Outcome], bool],
     rate: FaultRate,
 ) -> Trial:
-    """Run a commit's program until it passes, or until it is certain that it fails.
+    """Run a candidate's program until it passes, or until it is certain that it fails.
 
     Args:
         run: runs the program once.
         run_good: runs a program that passed before; None if there is no such program.
-        is_searched: returns whether an outcome is the failure to search. Commits with other failures are skipped.
+        is_searched: returns whether an outcome is the failure to search. Candidates with other failures are skipped.
         rate: updated with the runs.
     """
     failures, others, errors = 0, 0, 0

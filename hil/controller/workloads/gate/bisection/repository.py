@@ -1,4 +1,4 @@
-"""Check out commits of a git repository in a temporary worktree, and build them there."""
+"""Check out commits of a git repository in a temporary worktree."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.controller.records.gate import BlamedCommit
-from hil.controller.storage.runs import storing
+from hil.controller.records.gate import GateCandidate
 from hil.controller.storage.screen.texts import line
-from hil.core.files import read_end
-from hil.core.processes import exit_text, signal_group
+from hil.controller.workloads.gate.bisection.shell import make_environment
+from hil.core.processes import exit_text
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
-# Environment of build commands: the tested commit.
-COMMIT_VARIABLE = "HIL_COMMIT"
 _GIT_S = 600.0
-_LOG_BYTES = 2000
-# Environment variables to remove: with them, git in the worktree would change another tree. See `git rev-parse
-# --local-env-vars`.
-_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 # Git command that does not run the repository's hooks, which are not meant for temporary checkouts.
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false", "-c", "advice.detachedHead=false")
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
@@ -49,7 +42,7 @@ class GitRepository:
         hint = "run hil gate --bisect in the work tree of the repository"
         return cls(Path(_call_git(here, "rev-parse", "--show-toplevel", hint=hint).rstrip("\n")).resolve(), here)
 
-    def list_commits(self, good: str, bad: str) -> list[BlamedCommit]:
+    def list_commits(self, good: str, bad: str) -> list[GateCandidate]:
         """Return the commits to search, oldest first: a start commit, and the commits that only ``bad`` contains.
 
         The start commit is ``good`` if ``good`` is an ancestor of ``bad``. Otherwise it is the commit at which the
@@ -70,7 +63,7 @@ class GitRepository:
             raise UsageError(f"commits {ends[0][:9]} and {ends[1][:9]} have no common ancestor in this clone")
         subject = _call_git(self.root, "log", "-1", "--format=%s", parents[0], "--").rstrip("\n")
         found = [(parents[0], subject), *((head.split()[0], text) for head, _, text in rows)]
-        return [BlamedCommit(commit=commit, subject=line(text)) for commit, text in found]
+        return [GateCandidate(commit=commit, subject=line(text)) for commit, text in found]
 
     def list_ancestors(self, commit: str) -> frozenset[str] | None:
         """Return a commit and its ancestors, or None if the clone does not contain all of them.
@@ -130,38 +123,6 @@ class CommitTree:
             words = ("worktree", "add", "--quiet", "--force", "--detach", str(self.folder), commit)
             _call_git(self.repository.root, *words)
 
-    def build(self, command: str, commit: str, *, timeout_s: float, log: Path) -> str:
-        """Run the build command with the user's shell in the worktree. Return the reason for a failure, or "".
-
-        Args:
-            log: file for the output.
-        """
-        environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
-        with storing(log.parent), log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                shell=True,
-                cwd=self.folder,
-                env={**environment, COMMIT_VARIABLE: commit},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return f"the build exceeded {timeout_s:g} s and was stopped; see {log}"
-            finally:
-                # Kill the whole group: a build may leave processes, and Ctrl-C does not reach another session.
-                signal_group(process.pid)
-                process.wait()
-        if not code:
-            return ""
-        lines = read_end(log, _LOG_BYTES).strip().splitlines()
-        last = f": {line(lines[-1])}" if lines else ""
-        return f"the build {exit_text(code)}{last}; see {log}"
-
     def find_model(self, name: str) -> Path:
         """Return a model's path in the worktree.
 
@@ -203,12 +164,11 @@ class CommitTree:
 
 def _call_git(folder: Path, *words: str, hint: str = "") -> str:
     """Return the output of a git command. Raises UsageError if it fails."""
-    environment = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     try:
         found = subprocess.run(
             [*_GIT, *words],
             cwd=folder,
-            env=environment,
+            env=make_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_GIT_S,

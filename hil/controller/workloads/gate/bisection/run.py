@@ -1,4 +1,4 @@
-"""Search the commits of all suspects together, so that the suspects share builds.
+"""Search the candidates of all suspects together, so that the suspects share builds and installations.
 
 hil stores the result of every test immediately.
 """
@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil.controller.records.gate import BlamedCommit, CommitTrial, GateCause, GateVerdict, TriedCommit
-from hil.controller.storage.runs import storing
+from hil.controller.records.gate import CandidateTrial, GateCandidate, GateCause, GateVerdict, TriedCandidate
+from hil.controller.storage.runs import safe_name, storing
 from hil.controller.storage.screen.texts import counted
+from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
 from hil.controller.workloads.gate.bisection.confirm import Trial
-from hil.controller.workloads.gate.bisection.repository import CommitTree, GitRepository
-from hil.controller.workloads.gate.bisection.search import CommitSearch
-from hil.controller.workloads.gate.bisection.trial import CommitTester
+from hil.controller.workloads.gate.bisection.search import CandidateSearch
+from hil.controller.workloads.gate.bisection.suspect import SuspectRun
+from hil.controller.workloads.gate.bisection.trial import CandidateTester
 from hil.controller.workloads.gate.bisection.trial_log import TrialLog
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.remeasure import Remeasurer
@@ -26,34 +27,38 @@ from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.errors import UsageError
 
 DEFAULT_BUILD_TIMEOUT_S = 1800.0
-SEARCHED = ("broken", "regressed")
 _SHORT = 9
-# End the search if the board failed for this many commits in a row.
+# End the search if the board failed for this many candidates in a row.
 _BOARD_SKIPS_MOST = 3
 _STAGES = 100
+_NAME_CHARACTERS = 60
 
 Suspects = Sequence[tuple[GateCase, GateVerdict]]
 
 
 @dataclass
 class _SuspectSearch:
-    """Search for the first bad commit of one suspect."""
+    """Search for the first bad candidate of one suspect."""
 
-    tester: CommitTester
-    commits: list[BlamedCommit]
-    search: CommitSearch
-    tried: list[TriedCommit] = field(default_factory=list)
+    tester: CandidateTester
+    range: CandidateRange
+    search: CandidateSearch
+    tried: list[TriedCandidate] = field(default_factory=list)
     retried: set[int] = field(default_factory=set)
     board_skips: int = 0
 
     @property
     def series(self) -> str:
-        return self.tester.case.series
+        return self.tester.suspect.case.series
+
+    @property
+    def candidates(self) -> Sequence[GateCandidate]:
+        return self.range.candidates
 
     def choose_next(self) -> str | None:
-        """Return the commit to test next.
+        """Return the label of the candidate to test next.
 
-        If the board made a test fail, this method returns the commit a second time.
+        If the board made a test fail, this method returns the candidate a second time.
         """
         if self.board_skips >= _BOARD_SKIPS_MOST:
             return None
@@ -64,65 +69,69 @@ class _SuspectSearch:
                 return None
             self.retried.add(position)
             self.search.forget(position)
-        return self.commits[position].commit
+        return self.candidates[position].label
 
-    def add(self, tried: TriedCommit) -> None:
+    def find(self, label: str) -> GateCandidate:
+        """Return a candidate."""
+        return next(one for one in self.candidates if one.label == label)
+
+    def add(self, tried: TriedCandidate) -> None:
         """Add the result of a test."""
-        position = next((place for place, one in enumerate(self.commits) if one.commit == tried.commit), None)
+        position = next((place for place, one in enumerate(self.candidates) if one.label == tried.label), None)
         if position is None:
-            return  # the branch changed since the gate was interrupted
+            return  # the branch or the values of --over changed since the gate was interrupted
         self.tried.append(tried)
         self.search.add(position, tried.outcome)
         self.board_skips = self.board_skips + 1 if tried.is_board_error else 0
 
     def describe(self) -> GateCause:
         """Return the result of the search."""
-        candidates = [self.commits[place] for place in self.search.candidates]
+        candidates = [self.candidates[place] for place in self.search.candidates]
         return GateCause(
-            good=self.commits[0].commit,
-            commits=len(self.commits) - 1,
+            axis=self.tester.axis.name,
+            good=self.candidates[0].label,
+            commits=len(self.candidates) - 1,
             candidates=candidates if self.board_skips < _BOARD_SKIPS_MOST else [],
             reason=self._explain(candidates),
             tried=self.tried,
         )
 
-    def _explain(self, candidates: Sequence[BlamedCommit]) -> str:
+    def _explain(self, candidates: Sequence[GateCandidate]) -> str:
         if self.board_skips >= _BOARD_SKIPS_MOST:
             return f"the board failed: {self.tried[-1].reason}"
-        first, last = self.commits[0].commit, self.commits[-1].commit
-        reasons = {one.commit: one.reason for one in self.tried}
-        if (found := self.search.problem_at(len(self.commits) - 1)) is not None:
-            what = "cannot be tested" if found == "skipped" else "is good in a clean checkout"
-            return f"the judged commit {last[:_SHORT]} {what}: {reasons.get(last, '')}"
+        first, last = self.candidates[0].label, self.candidates[-1].label
+        reasons = {one.label: one.reason for one in self.tried}
+        if (found := self.search.problem_at(len(self.candidates) - 1)) is not None:
+            what = "cannot be tested" if found == "skipped" else f"is good{self.range.where}"
+            return f"{self.range.last} {what}: {reasons.get(last, '')}"
         if (found := self.search.problem_at(0)) is not None:
-            what = "cannot be tested" if found == "skipped" else "is also bad in a clean checkout"
-            return f"the commit {first[:_SHORT]} before the change {what}: {reasons.get(first, '')}"
-        return f"{counted(len(candidates) - 1, 'commit')} could not be tested" if len(candidates) > 1 else ""
+            what = "cannot be tested" if found == "skipped" else f"is also bad{self.range.where}"
+            return f"{self.range.first} {what}: {reasons.get(first, '')}"
+        noun = self.tester.axis.name
+        return f"{counted(len(candidates) - 1, noun)} could not be tested" if len(candidates) > 1 else ""
 
     def _list_spoiled(self) -> list[int]:
         """Return the positions of relevant tests that could not be completed because of the board."""
-        spoiled = {one.commit for one in self.tried if one.is_board_error}
-        tested = {one.commit for one in self.tried if not one.is_board_error}
-        ends = [0, len(self.commits) - 1]
+        spoiled = {one.label for one in self.tried if one.is_board_error}
+        tested = {one.label for one in self.tried if not one.is_board_error}
+        ends = [0, len(self.candidates) - 1]
         places = [*ends, *self.search.candidates]
-        known = {self.commits[place].commit: place for place in dict.fromkeys(places)}
+        known = {self.candidates[place].label: place for place in dict.fromkeys(places)}
         return [place for name, place in known.items() if name in spoiled - tested and place not in self.retried]
 
 
 @dataclass
-class CommitBisector:
-    """Find the commits that caused the failures of a gate.
+class CauseFinder:
+    """Find the candidates that caused the failures of a gate.
 
     Attributes:
-        command: build command for the shell; "" builds nothing.
+        axis: list of candidates, for example commits.
         folder: directory of the gate.
-        budget_s: maximum time in seconds for measurements in turns, per suspect and commit.
+        budget_s: maximum time in seconds for measurements in turns, per suspect and candidate.
         rounds: file with the measured rounds.
     """
 
-    repository: GitRepository
-    command: str
-    build_timeout_s: float
+    axis: BisectAxis
     folder: Path
     measurer: Remeasurer
     budget_s: float
@@ -132,7 +141,7 @@ class CommitBisector:
         """Set the cause of every verdict.
 
         Args:
-            suspects: cases with verdicts of :data:`SEARCHED`.
+            suspects: cases whose verdicts are searchable on the axis.
             save: called after every cause.
         """
         log = TrialLog(self.folder)
@@ -141,87 +150,79 @@ class CommitBisector:
             try:
                 searches.append(self._begin(case, verdict, log))
             except UsageError as error:
-                verdict.cause = GateCause(reason=error.message)
+                verdict.cause = GateCause(axis=self.axis.name, reason=error.message)
                 save()
         if not searches:
             return
-        with self.repository.open_worktree() as tree:
+        with self.axis.open_search():
             while searches:
                 wanted = {one.series: one.choose_next() for one in searches}
                 for ended in [one for one in searches if wanted[one.series] is None]:
-                    ended.tester.verdict.cause = ended.describe()
+                    ended.tester.suspect.verdict.cause = ended.describe()
                     searches.remove(ended)
                     save()
                 if searches:
-                    commit, _ = Counter(filter(None, wanted.values())).most_common(1)[0]
-                    self._test(tree, commit, [one for one in searches if wanted[one.series] == commit], log)
+                    label, _ = Counter(filter(None, wanted.values())).most_common(1)[0]
+                    self._test(label, [one for one in searches if wanted[one.series] == label], log)
 
     def _begin(self, case: GateCase, verdict: GateVerdict, log: TrialLog) -> _SuspectSearch:
         if case.old is None:
             raise UsageError("the baseline has no measurement")
-        good, bad = case.old.source.commit, case.new.source.commit
-        if not good or not bad:
-            raise UsageError("a measurement has no commit")
-        commits = self.repository.list_commits(good, bad)
-        tester = CommitTester(self.measurer, case, verdict, self.budget_s)
-        measured = (case.new.run, *(one.tried.commit for one in log.trials))
+        found = self.axis.find_candidates(case, verdict)
+        measurer = self.measurer
+        suspect = SuspectRun(measurer.restorer, measurer.runner, measurer.pool, case, verdict)
+        tester = CandidateTester(measurer, suspect, self.axis, self.budget_s)
+        measured = (case.new.run, *(one.tried.label for one in log.trials))
         known = self.rounds.read()
         tester.decisions += [known.get(_make_key(case, name), ()) for name in measured]
-        # If the first commit was not measured, it must pass a test.
-        needs_good = not commits[0].commit.startswith(good)
-        found = _SuspectSearch(tester, commits, CommitSearch(len(commits), needs_good=needs_good))
+        search = _SuspectSearch(tester, found, CandidateSearch(len(found.candidates), needs_good=found.needs_good))
         for one in log.trials:
             # Repeat tests with a board error, because the board may work again.
             if (one.series, one.run) == (case.series, case.new.run) and not one.tried.is_board_error:
-                found.add(one.tried)
-        return found
+                search.add(one.tried)
+        return search
 
-    def _test(self, tree: CommitTree, commit: str, searches: Sequence[_SuspectSearch], log: TrialLog) -> None:
-        """Build a commit once, and test it for every suspect."""
-        screen, title = self.measurer.screen, f"commit {commit[:_SHORT]}"
-        folder = self.folder / "commits" / commit[:12]
+    def _test(self, label: str, searches: Sequence[_SuspectSearch], log: TrialLog) -> None:
+        """Prepare a candidate once, and test it for every suspect."""
+        screen, name = self.measurer.screen, self.axis.name
+        candidate = searches[0].find(label)
+        title = f"{name} {candidate.commit[:_SHORT] or candidate.value}"
+        folder = self.folder / f"{name}s" / (candidate.commit[:12] or safe_name(label)[:_NAME_CHARACTERS])
         with storing(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         screen.begin(title, _STAGES)
-        screen.stage(title, 0, "building")
-        problem = self._build(tree, commit, folder)
-        screen.end(title)
+        screen.stage(title, 0, "preparing")
+        try:
+            problem = self.axis.prepare(candidate, [one.tester.suspect for one in searches], folder)
+        finally:
+            screen.end(title)
         for one in searches:
-            name, begun = one.tester.case.new.case, time.monotonic()
-            screen.begin(name, _STAGES)
-            screen.stage(name, 0, f"testing {title}")
+            case, begun = one.tester.suspect.case, time.monotonic()
+            screen.begin(case.new.case, _STAGES)
+            screen.stage(case.new.case, 0, f"testing {title}")
             try:
-                trial = Trial("skipped", problem) if problem else self._run_test(one, tree, commit, folder)
+                trial = Trial("skipped", problem) if problem else self._run_test(one, label, folder)
             finally:
-                screen.end(name)
-            screen.note(f"{title}: {name}: {trial.outcome}: {trial.reason}")
-            tried = TriedCommit(
-                commit=commit,
+                screen.end(case.new.case)
+            screen.note(f"{title}: {case.new.case}: {trial.outcome}: {trial.reason}")
+            tried = TriedCandidate(
+                commit=candidate.commit,
+                value=candidate.value,
                 outcome=trial.outcome,
                 reason=trial.reason,
                 is_board_error=trial.is_board_error,
                 board_s=time.monotonic() - begun,
             )
-            log.append(CommitTrial(series=one.series, run=one.tester.case.new.run, tried=tried))
+            log.append(CandidateTrial(series=one.series, run=case.new.run, tried=tried))
             one.add(tried)
 
-    def _build(self, tree: CommitTree, commit: str, folder: Path) -> str:
-        """Return why the commit cannot be built, or ""."""
-        try:
-            tree.check_out(commit)
-        except UsageError as error:
-            return error.message
-        if not self.command.strip():
-            return ""
-        log = folder / "build.log"
-        return tree.build(self.command, commit, timeout_s=self.build_timeout_s, log=log)
-
-    def _run_test(self, one: _SuspectSearch, tree: CommitTree, commit: str, folder: Path) -> Trial:
-        key = _make_key(one.tester.case, commit)
+    def _run_test(self, one: _SuspectSearch, label: str, folder: Path) -> Trial:
+        key = _make_key(one.tester.suspect.case, label)
         known = self.rounds.read().get(key, ())
-        return one.tester.test(tree, folder, known=known, keep_round=functools.partial(self.rounds.append, key))
+        keep_round = functools.partial(self.rounds.append, key)
+        return one.tester.test(one.find(label), folder, known=known, keep_round=keep_round)
 
 
 def _make_key(case: GateCase, measured: str) -> RoundsKey:
-    """Return the key under which the rounds of a run or commit are stored."""
+    """Return the key under which the rounds of a run or candidate are stored."""
     return RoundsKey(case.series, case.old.program if case.old else "", measured, case.new.key.board)

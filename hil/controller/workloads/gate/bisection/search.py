@@ -1,4 +1,4 @@
-"""Search for the first bad commit in a range that may contain untestable commits.
+"""Search for the first bad candidate in a list that may contain untestable candidates.
 
 Pure functions of the test results.
 """
@@ -8,39 +8,39 @@ from __future__ import annotations
 from hil.controller.records.gate import TrialOutcome
 
 
-class CommitSearch:
-    """Binary search over commits, oldest first. The first commit should be good, and the last bad.
+class CandidateSearch:
+    """Binary search over a list of candidates. The first candidate should be good, and the last bad.
 
     The search tests both ends first, because a clean build may differ from the stored measurements::
 
-        search = CommitSearch(len(commits))
+        search = CandidateSearch(len(candidates))
         while (position := search.choose_next()) is not None:
-            search.add(position, test(commits[position]))
-        search.candidates  # the first bad commit, or several if skipped commits hide it
+            search.add(position, test(candidates[position]))
+        search.candidates  # the first bad candidate, or several if skipped candidates hide it
 
     Args:
-        count: number of commits, at least 2.
-        needs_good: whether the first commit counts as good only after it passed a test. If False, it is good unless a
-            test fails.
+        count: number of candidates, at least 2.
+        needs_good: whether the first candidate counts as good only after it passed a test. If False, it is good unless
+            a test fails.
     """
 
     def __init__(self, count: int, *, needs_good: bool = False) -> None:
         if count < 2:
-            raise ValueError(f"expected at least 2 commits, got {count}")
+            raise ValueError(f"expected at least 2 candidates, got {count}")
         self._count = count
         self._needs_good = needs_good
         self._outcomes: dict[int, TrialOutcome] = {}
 
     def add(self, position: int, outcome: TrialOutcome) -> None:
-        """Add the result of a commit's test."""
+        """Add the result of a test."""
         self._outcomes[position] = outcome
 
     def forget(self, position: int) -> None:
-        """Forget the result of a commit's test, so that the commit can be tested again."""
+        """Forget the result of a test, so that the candidate can be tested again."""
         self._outcomes.pop(position, None)
 
     def choose_next(self) -> int | None:
-        """Return the position of the commit to test next, or None at the end of the search."""
+        """Return the position of the candidate to test next, or None at the end of the search."""
         for end in (self._count - 1, 0):
             if end not in self._outcomes:
                 return end
@@ -59,7 +59,7 @@ class CommitSearch:
 
     @property
     def candidates(self) -> range:
-        """Positions that may be the first bad commit.
+        """Positions that may be the first bad candidate.
 
         Empty if the test of an end of the range contradicts the stored measurement.
         """
@@ -69,7 +69,7 @@ class CommitSearch:
         return range(low + 1, high + 1)
 
     def _find_bounds(self) -> tuple[int, int]:
-        """Return the positions of the first bad commit, and of the last good commit before it."""
+        """Return the positions of the first bad candidate, and of the last good candidate before it."""
         high = min((place for place, found in self._outcomes.items() if found == "bad"), default=self._count - 1)
         good = (place for place, found in self._outcomes.items() if found == "good" and place < high)
         return max(good, default=0), high

@@ -1,10 +1,9 @@
-"""Test a commit for a suspect: build the program from the worktree, and run it on the suspect's board."""
+"""Test a candidate for a suspect: run its program on the suspect's board, and compare outputs or times."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,12 +11,9 @@ from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.detection.sequential import SequentialDecision, pool_noise
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.settings.model_settings import for_model
-from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
-from hil.controller.records.gate import GateVerdict
+from hil.controller.records.gate import GateCandidate
 from hil.controller.storage.history.programs import combine_digests
-from hil.controller.storage.runs import Run
+from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.confirm import (
     BOARD_ERRORS_MOST,
     FaultRate,
@@ -25,161 +21,104 @@ from hil.controller.workloads.gate.bisection.confirm import (
     Trial,
     decide_answers,
 )
-from hil.controller.workloads.gate.bisection.repository import CommitTree
-from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.remeasure import Remeasurer, open_run
+from hil.controller.workloads.gate.bisection.suspect import SuspectRun
+from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.errors import BoardError, HilError, StorageError, UsageError
 
 # Stages on the host. An error in these stages does not depend on the board.
 _HOST_STAGES = (Stage.IMPORT.value, Stage.COMPILE.value, Stage.REFER.value)
 # Smallest effect to detect, as a share of the change, so that the decision needs fewer rounds for a large change. A
-# commit is then bad if it causes at least a quarter of the change.
+# candidate is then bad if it causes at least a quarter of the change.
 _SHARE = 0.5
-# Skip a commit after this many failed measurements in a row. Each measurement runs two programs: on a board that spoils
-# 30 % of all runs, half of the measurements fail.
+# Skip a candidate after this many failed measurements in a row. Each measurement runs two programs: on a board that
+# spoils 30 % of all runs, half of the measurements fail.
 _FAILURES_MOST = 12
 _EFFECT_MOST = 0.5
 
 
 @dataclass
-class CommitTester:
-    """Tests the commits for one suspect.
+class CandidateTester:
+    """Tests candidates for one suspect.
 
     Attributes:
-        case: the suspect. The history may contain the program that passed before.
-        verdict: broken or regressed.
+        budget_s: maximum time in seconds for measurements in turns, per candidate.
         rate: share of runs that failed because of the board.
-        budget_s: maximum time in seconds for measurements in turns, per commit.
         decisions: log ratios of earlier decisions on the board, from which the board's noise is estimated.
-
-    Raises:
-        UsageError: the suspect cannot be measured again.
     """
 
     measurer: Remeasurer
-    case: GateCase
-    verdict: GateVerdict
+    suspect: SuspectRun
+    axis: BisectAxis
     budget_s: float
     rate: FaultRate = field(default_factory=FaultRate)
     decisions: list[Sequence[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        old = self.case.old.program if self.case.old is not None else ""
+        case = self.suspect.case
         # Digest of a program -> result of its comparison with the good program.
         self._decided = {
-            old: Trial("good", "same program as the baseline"),
-            self.case.new.program: Trial("bad", "same program as the judged measurement"),
+            case.old.program if case.old is not None else "": Trial("good", "same program as the baseline"),
+            case.new.program: Trial("bad", "same program as the judged measurement"),
         }
-        self._run: Run = open_run(self.case.new)
-        self._job: Job = self.measurer.choose_job(self._run)
-        if self._job.generate is not None:
-            raise UsageError("--bisect does not support --generate")
 
     def test(
         self,
-        tree: CommitTree,
+        candidate: GateCandidate,
         folder: Path,
         *,
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> Trial:
-        """Test the commit in the worktree.
+        """Test the current candidate of the axis.
 
         Args:
             folder: directory for logs.
-            known: log ratios of rounds that an interrupted gate measured with this commit.
+            known: log ratios of rounds that an interrupted gate measured with this candidate.
             keep_round: called with the log ratio of every new round.
         """
         try:
-            return self._decide(_CommitProgram(self, tree, folder), known, keep_round)
+            return self._decide(_CandidateProgram(self, candidate, folder), known, keep_round)
         except StorageError:
             raise
         except UsageError as error:
-            # Files are missing or do not match the model of this commit, so skip the commit.
+            # Files are missing or do not match the model of this candidate, so skip the candidate.
             return Trial("skipped", error.message)
 
-    def _decide(self, program: _CommitProgram, known: Sequence[float], keep_round: Callable[[float], None]) -> Trial:
-        run_good = self._run_good if self._good is not None else None
-        if self.verdict.verdict == "broken":
+    def _decide(self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]) -> Trial:
+        if self.suspect.is_broken:
+            run_good = None if self.axis.changes_board or self.suspect.good is None else self._run_good
             return decide_answers(program.run, run_good, is_searched=self._is_searched, rate=self.rate)
         trial = decide_answers(program.run, None, is_searched=lambda outcome: False, rate=self.rate)
         return self._compare_times(program, known, keep_round) if trial.outcome == "good" else trial
 
-    def begin(self, tree: CommitTree, folder: Path) -> Case:
-        """Import the model of the commit with the options of the stored run. Raises UsageError if a file is missing."""
-        stored = next((case for case in self._run.record.cases if case.name == self.case.new.case), None)
-        if stored is None:
-            raise UsageError(f"run {self._run.id} has no case {self.case.new.case}")
-        model = tree.find_model(self.case.new.key.model)
-        options = for_model(self._job.options(), Path(stored.path))
-        if isinstance(options.expected, Mapping):
-            raise UsageError("--bisect does not support expected outputs that were passed as Python arrays")
-        inputs = options.inputs
-        options = replace(
-            options,
-            inputs=self._run.load_tensors(stored.inputs)
-            if isinstance(inputs, Mapping)
-            else tuple(map(tree.locate_tensor, inputs)),
-            expected=tuple(map(tree.locate_tensor, options.expected)),
-            debug_ir=None,
-            debug_ir_passes=False,
-            recompute=False,
-            recompile=1,
-            profile=False,
-        )
-        return self.measurer.runner.begin(model, options, folder, name=self.case.new.case, want_inputs=self.is_compared)
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether outputs are compared with references, as in the stored run."""
-        return self.case.new.outcome != Outcome.SKIP.value
-
-    def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
-        """Call a function with the board's session. After a board error, reconnect and return the error."""
-        choice, faults = choice_of(self._job), self._job.faults
-        try:
-            case = call(self.measurer.pool.session(choice, runtimes=[self.case.new.key.runtime], faults=faults))
-        except BoardError as error:
-            self.measurer.pool.reconnect(choice, error, faults=faults)
-            return error
-        if isinstance(case.error, BoardError):
-            self.measurer.pool.reconnect(choice, case.error, faults=faults)
-        return case
-
-    @functools.cached_property
-    def _good(self) -> Case | None:
-        """The program that passed before, or None if the history does not contain it."""
-        if self.case.old is None or not self.case.is_stored:
-            return None
-        return self.measurer.restore_entry(self._run, self.case.new, self.case.old, self._job)
-
     def _run_good(self) -> ProgramAnswer:
-        good = self._good
+        good = self.suspect.good
         assert good is not None
-        return make_answer(self.call_board(lambda session: self.measurer.run_once(good, session)))
+        return make_answer(self.suspect.call_board(lambda session: self.measurer.run_once(good, session)))
 
     def _is_searched(self, outcome: Outcome) -> bool:
-        judged = self.verdict.new.again or self.verdict.new.outcome
+        new = self.suspect.verdict.new
+        judged = new.again or new.outcome
         return outcome.value == judged or (outcome in WRONG and judged in {one.value for one in WRONG})
 
     def _compare_times(
-        self, program: _CommitProgram, known: Sequence[float], keep_round: Callable[[float], None]
+        self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]
     ) -> Trial:
-        """Measure the commit's program and the good program in turns, unless the result is known."""
+        """Measure the candidate's program and the good program in turns, unless the result is known."""
         if program.digest and (decided := self._decided.get(program.digest)) is not None:
             return decided
         trial = self._measure_times(program, known, keep_round)
         if trial.outcome != "skipped":
             self._decided[program.digest] = replace(
-                trial, reason=f"same program as another tested commit: {trial.reason}"
+                trial, reason=f"same program as another tested {self.axis.name}: {trial.reason}"
             )
         return trial
 
     def _measure_times(
-        self, program: _CommitProgram, known: Sequence[float], keep_round: Callable[[float], None]
+        self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]
     ) -> Trial:
-        change = (self.verdict.ratio or 1.0) - 1
+        change = (self.suspect.verdict.ratio or 1.0) - 1
         effect = min(max(self.measurer.min_effect, _SHARE * change), _EFFECT_MOST)
         decision = SequentialDecision(effect, direction="slower", noise=pool_noise(self.decisions))
         for log_ratio in known:
@@ -203,7 +142,7 @@ class CommitTester:
 
     def _add_rounds(
         self,
-        program: _CommitProgram,
+        program: _CandidateProgram,
         decision: SequentialDecision,
         until: float,
         keep_round: Callable[[float], None],
@@ -212,60 +151,60 @@ class CommitTester:
 
         Return the error that ended the measurement, or None.
         """
-        good = self._good
+        good, measurer = self.suspect.good, self.measurer
         if good is None:
             return UsageError("the program of the baseline is not in the history")
 
         def measure(session: BoardSession) -> Case:
-            cases = [self.measurer.run_once(good, session)]
+            cases = [measurer.run_once(good, session)]
             if cases[0].error is None:
                 cases.append(program.run_case(session))
             if cases[-1].error is not None:
                 return cases[-1]
             sides = [BenchSide(label, case, session.board) for label, case in zip("AB", cases, strict=True)]
             try:
-                self.measurer.measure_turns(self.case.new.case, sides, decision, until=until, keep_round=keep_round)
+                measurer.measure_turns(self.suspect.case.new.case, sides, decision, until=until, keep_round=keep_round)
             except BoardError:
                 raise
             except HilError as error:
                 return cases[-1].ended(error, Stage.RUN)
             return cases[-1]
 
-        found = self.call_board(measure)
+        found = self.suspect.call_board(measure)
         return found if isinstance(found, BoardError) else found.error
 
 
-class _CommitProgram:
-    """Program of a commit. The model is imported and compiled at the first run."""
+class _CandidateProgram:
+    """Program of a candidate. The axis makes it at the first run."""
 
-    def __init__(self, tester: CommitTester, tree: CommitTree, folder: Path) -> None:
+    def __init__(self, tester: CandidateTester, candidate: GateCandidate, folder: Path) -> None:
         self._tester = tester
-        self._tree = tree
+        self._candidate = candidate
         self._folder = folder
         self._compiled: Case | None = None
 
     @property
     def digest(self) -> str:
-        """Digest of the compiled program as in a history, or "" before the first run."""
+        """Digest of the program as in a history, or "" before the first run."""
         artifact = self._compiled.artifact if self._compiled is not None else None
         return combine_digests(artifact.digests) if artifact is not None else ""
 
     def run(self) -> ProgramAnswer:
         """Run the program once, and compare its outputs."""
-        return make_answer(self._tester.call_board(self.run_case))
+        return make_answer(self._tester.suspect.call_board(self.run_case))
 
     def run_case(self, session: BoardSession) -> Case:
         """Run the program once, and compare its outputs."""
-        tester = self._tester
+        suspect, runner = self._tester.suspect, self._tester.suspect.runner
         if self._compiled is None:
-            begun = tester.begin(self._tree, self._folder)
-            self._compiled = tester.measurer.runner.compile(begun, session.board.config)
-        case = tester.measurer.runner.execute(self._compiled, session)
+            config = session.board.config
+            self._compiled = self._tester.axis.make_program(suspect, self._candidate, self._folder, config)
+        case = runner.execute(self._compiled, session)
         if case.outcome:
             return case
-        if not tester.is_compared:
+        if not suspect.is_compared:
             return replace(case, outcome=Outcome.SKIP, reason="output not compared")
-        return tester.measurer.runner.judge(case)
+        return runner.judge(case)
 
 
 def make_answer(found: Case | BoardError) -> ProgramAnswer:

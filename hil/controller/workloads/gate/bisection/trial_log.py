@@ -1,4 +1,4 @@
-"""Store the tests of commits as lines of bisect.jsonl, so that an interrupted gate can be resumed."""
+"""Store the tests of candidates as lines of bisect.jsonl, so that an interrupted gate can be resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import CommitTrial
+from hil.controller.records.gate import CandidateTrial
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import storing
 from hil.core.bounded_json import parse_json
@@ -32,12 +32,12 @@ class TrialLog:
             remove_incomplete_line(self._path, MAX_TEXT_BYTES)
         try:
             self.trials = [
-                make_record(parse_json(line), CommitTrial) for line in read_lines(self._path, MAX_TEXT_BYTES)
+                make_record(parse_json(line), CandidateTrial) for line in read_lines(self._path, MAX_TEXT_BYTES)
             ]
         except (ValueError, UsageError) as error:
             raise UsageError(f"{self._path} is damaged: {error}") from error
 
-    def append(self, trial: CommitTrial) -> None:
+    def append(self, trial: CandidateTrial) -> None:
         """Append a test. After the return, the test survives a crash of this process."""
         with storing(self._path.parent), self._path.open("ab") as file:
             file.write(json.dumps(trial.to_json(), allow_nan=False).encode() + b"\n")

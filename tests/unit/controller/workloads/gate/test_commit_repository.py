@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.workloads.gate.bisection.repository import CommitTree, GitRepository
+from hil.controller.workloads.gate.bisection.shell import run_command
 from hil.errors import UsageError
 
 Git = Callable[..., str]
@@ -110,7 +111,8 @@ def test_check_out_runs_no_hooks(repository: GitRepository, tmp_path: Path) -> N
 
 def build(tree: CommitTree, command: str, log: Path, timeout_s: float = 60) -> str:
     tree.check_out("HEAD")
-    return tree.build(command, "1234", timeout_s=timeout_s, log=log)
+    variables = {"HIL_COMMIT": "1234"}
+    return run_command(command, tree.folder, variables, title="the build", timeout_s=timeout_s, log=log)
 
 
 @pytest.mark.parametrize(

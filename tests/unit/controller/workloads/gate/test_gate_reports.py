@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.records.base import make_record
 from hil.controller.records.gate import GATE_VERDICTS, GateRecord
-from hil.controller.workloads.gate.reports import make_junit, make_markdown, make_sarif
+from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
 from hil.controller.workloads.gate.run import find_exit_code
 from hil.controller.workloads.gate.verdict_texts import MEANINGS, describe_total, list_details
 
@@ -120,9 +120,24 @@ CANDIDATES = [{"commit": "b" * 40, "subject": "use |int8|"}, {"commit": "c" * 40
 )
 def test_reports_show_first_bad_commit(values: dict[str, Any], lines: list[str]) -> None:
     found = record(verdict("broken", cause=cause(**values)))
-    lines = [*lines, "tested: bbbbbbbbb bad: FAIL: y"]
+    lines = [*lines, "tested: bbbbbbbbb: bad: FAIL: y"]
     assert list(list_details(found.verdicts[0]))[2:] == lines
     assert "\n".join(lines) in (ElementTree.fromstring(make_junit(found)).findtext(".//failure") or "")
     (result,) = json.loads(make_sarif(found))["runs"][0]["results"]
     assert "\n".join(lines) in result["message"]["text"]
     assert make_markdown(found).count("\n- ") == 2 + len(lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"axis": "flag", "candidates": [{"value": "-O2 -> -O3"}]}, "first bad flag: -O2 -> -O3"),
+        ({"axis": "driver", "reason": "the board failed: lost"}, "first bad driver: not found; the board failed: lost"),
+    ],
+)
+def test_reports_name_axis_and_candidate(values: dict[str, Any], line: str) -> None:
+    tried = [{"value": "-O2 -> -O3", "outcome": "bad", "reason": "FAIL: y"}]
+    found = record(verdict("broken", cause={"tried": tried, **values}))
+    assert list(list_details(found.verdicts[0]))[2:] == [line, "tested: -O2 -> -O3: bad: FAIL: y"]
+    (annotation,) = make_annotations(found)
+    assert annotation.endswith(f"a|b <i>; {line}")

@@ -17,6 +17,7 @@ from hil.controller.analysis.bench.stats import Batch
 from hil.controller.analysis.detection.sequential import SequentialDecision
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.workloads.gate import remeasure
+from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.errors import BoardError
 
@@ -41,7 +42,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, events: Sequence[str], known: Seque
     for log_ratio in known:
         decision.add(log_ratio)
     unused: Any = None
-    again = Remeasurer(unused, unused, unused, Job(()), 0.02, SCREEN, unused)
+    again = Remeasurer(ProgramRestorer(unused, Job(())), unused, unused, 0.02, SCREEN, unused)
     try:
         again.measure_turns("m", sides, decision, until=time.monotonic() + 60, keep_round=kept.append)
     except BoardError as error:

@@ -1,10 +1,10 @@
-"""Searches of several suspects together: shared builds, boards that fail, and interrupted gates."""
+"""Searches for several suspects together: shared builds, boards that fail, and interrupted gates."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,40 +12,51 @@ from typing import Any
 import pytest
 from support.histories import history_entry
 
+from hil.controller.pipeline.case import Case
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import BlamedCommit, GateCause, GateVerdict
+from hil.controller.records.gate import GateCandidate, GateCause, GateVerdict
 from hil.controller.workloads.gate.bisection import run as bisection_run
+from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
 from hil.controller.workloads.gate.bisection.confirm import FaultRate, ProgramAnswer, Trial, decide_answers
-from hil.controller.workloads.gate.bisection.run import CommitBisector
+from hil.controller.workloads.gate.bisection.run import CauseFinder
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.rounds import RoundsFile
+from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome
 from hil.errors import UsageError
 
-COMMITS = [BlamedCommit(commit=f"{number:040x}", subject=f"commit {number}") for number in range(16)]
+COMMITS = [GateCandidate(commit=f"{number:040x}", subject=f"commit {number}") for number in range(16)]
 # Returns the result of a test, given the case and the commit's number.
 CommitTest = Callable[[str, int], Trial]
 
 
-class FakeRepository:
-    """Repository with the commits of :data:`COMMITS`. Its trees count builds."""
+class FakeAxis(BisectAxis):
+    """Axis with the commits of :data:`COMMITS`. It counts builds."""
+
+    name = "commit"
 
     def __init__(self, unbuilt: frozenset[int] = frozenset()) -> None:
-        self.unbuilt, self.builds, self.now = unbuilt, [], 0
-
-    def list_commits(self, good: str, bad: str) -> list[BlamedCommit]:
-        return COMMITS
+        self.unbuilt, self.builds, self.now, self.is_open = unbuilt, [], 0, False
 
     @contextlib.contextmanager
-    def open_worktree(self) -> Iterator[FakeRepository]:
-        yield self
+    def open_search(self) -> Iterator[None]:
+        self.is_open = True
+        try:
+            yield
+        finally:
+            self.is_open = False
 
-    def check_out(self, commit: str) -> None:
-        self.now = int(commit, 16)
+    def find_candidates(self, case: GateCase, verdict: GateVerdict) -> CandidateRange:
+        where = " in a clean checkout"
+        return CandidateRange(COMMITS, first="the first", last="the last", where=where, needs_good=False)
 
-    def build(self, command: str, commit: str, *, timeout_s: float, log: Path) -> str:
+    def prepare(self, candidate: GateCandidate, suspects: Sequence[Any], folder: Path) -> str:
+        self.now = int(candidate.commit, 16)
         self.builds.append(self.now)
         return "the build ended with exit code 1" if self.now in self.unbuilt else ""
+
+    def make_program(self, suspect: Any, candidate: GateCandidate, folder: Path, config: BoardConfig) -> Case:
+        raise NotImplementedError
 
 
 def make_suspect(case: str) -> tuple[GateCase, GateVerdict]:
@@ -59,27 +70,26 @@ def make_suspect(case: str) -> tuple[GateCase, GateVerdict]:
 
 @pytest.fixture
 def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, GateCause]]:
-    """Run a bisector with fake tests of commits. Returns the cause of each case."""
+    """Search with fake tests of commits. Returns the cause of each case."""
 
-    def run(repository: FakeRepository, test: CommitTest, *names: str) -> Mapping[str, GateCause]:
-        def make_tester(measurer: Any, case: GateCase, verdict: GateVerdict, budget_s: float) -> Any:
+    def run(axis: FakeAxis, test: CommitTest, *names: str) -> Mapping[str, GateCause]:
+        def make_suspect_run(*arguments: Any) -> Any:
+            return SimpleNamespace(case=arguments[-2], verdict=arguments[-1])
+
+        def make_tester(measurer: Any, suspect: Any, axis: FakeAxis, budget_s: float) -> Any:
             def call(*_: Any, **__: Any) -> Trial:
-                return test(case.new.case, repository.now)
+                assert axis.is_open
+                return test(suspect.case.new.case, axis.now)
 
-            return SimpleNamespace(case=case, verdict=verdict, decisions=[], test=call)
+            return SimpleNamespace(suspect=suspect, axis=axis, decisions=[], test=call)
 
-        monkeypatch.setattr(bisection_run, "CommitTester", make_tester)
+        monkeypatch.setattr(bisection_run, "SuspectRun", make_suspect_run)
+        monkeypatch.setattr(bisection_run, "CandidateTester", make_tester)
         screen = SimpleNamespace(**dict.fromkeys(("begin", "stage", "end", "note"), lambda *_: None))
         suspects = [make_suspect(name) for name in names]
-        fakes: dict[str, Any] = {"repository": repository, "measurer": SimpleNamespace(screen=screen)}
-        CommitBisector(
-            **fakes,
-            command="make",
-            build_timeout_s=1,
-            folder=tmp_path,
-            budget_s=1,
-            rounds=RoundsFile(tmp_path),
-        ).run(suspects, lambda: None)
+        measurer: Any = SimpleNamespace(screen=screen, restorer=None, runner=None, pool=None)
+        CauseFinder(axis, tmp_path, measurer, 1, RoundsFile(tmp_path)).run(suspects, lambda: None)
+        assert not axis.is_open
         return {case.new.case: verdict.cause for case, verdict in suspects if verdict.cause is not None}
 
     return run
@@ -94,20 +104,20 @@ def list_subjects(cause: GateCause) -> list[str]:
 
 
 def test_suspects_share_builds(bisect) -> None:
-    repository = FakeRepository()
-    found = bisect(repository, fail_from(a=5, b=5), "a", "b")
+    axis = FakeAxis()
+    found = bisect(axis, fail_from(a=5, b=5), "a", "b")
     assert [list_subjects(cause) for cause in found.values()] == [["commit 5"]] * 2
-    assert len(repository.builds) == len(set(repository.builds)) <= 6
-    assert (found["a"].commits, len(found["a"].tried), found["a"].reason) == (15, len(repository.builds), "")
+    assert len(axis.builds) == len(set(axis.builds)) <= 6
+    assert (found["a"].commits, len(found["a"].tried), found["a"].reason) == (15, len(axis.builds), "")
 
 
 def test_suspects_have_separate_causes(bisect) -> None:
-    found = bisect(FakeRepository(), fail_from(a=3, b=12), "a", "b")
+    found = bisect(FakeAxis(), fail_from(a=3, b=12), "a", "b")
     assert [list_subjects(cause) for cause in found.values()] == [["commit 3"], ["commit 12"]]
 
 
 def test_commits_that_do_not_build_remain_candidates(bisect) -> None:
-    found = bisect(FakeRepository(frozenset({6, 7})), fail_from(a=7), "a")
+    found = bisect(FakeAxis(frozenset({6, 7})), fail_from(a=7), "a")
     assert list_subjects(found["a"]) == ["commit 6", "commit 7", "commit 8"]
     assert found["a"].reason == "2 commits could not be tested"
 
@@ -121,18 +131,18 @@ def test_commit_spoiled_by_board_is_tested_again(bisect) -> None:
             return Trial("skipped", "lost", True)
         return fail_from(a=7)(case, number)
 
-    assert list_subjects(bisect(FakeRepository(), test, "a")["a"]) == ["commit 7"]
+    assert list_subjects(bisect(FakeAxis(), test, "a")["a"]) == ["commit 7"]
 
 
 def test_search_ends_if_board_stays_away(bisect) -> None:
-    found = bisect(FakeRepository(), lambda case, number: Trial("skipped", "lost", True), "a")
+    found = bisect(FakeAxis(), lambda case, number: Trial("skipped", "lost", True), "a")
     assert list_subjects(found["a"]) == []
     assert "cannot be tested: lost" in found["a"].reason
     assert len(found["a"].tried) == 2
 
 
 def test_judged_commit_that_passes_blames_nothing(bisect) -> None:
-    found = bisect(FakeRepository(), fail_from(a=16), "a")
+    found = bisect(FakeAxis(), fail_from(a=16), "a")
     assert list_subjects(found["a"]) == []
     assert "is good in a clean checkout" in found["a"].reason
 
@@ -145,7 +155,7 @@ def test_interrupted_search_repeats_no_test(bisect) -> None:
             raise KeyboardInterrupt
         return fail_from(a=9)(case, number)
 
-    first, second = FakeRepository(), FakeRepository()
+    first, second = FakeAxis(), FakeAxis()
     with pytest.raises(KeyboardInterrupt):
         bisect(first, interrupted, "a")
     found = bisect(second, fail_from(a=9), "a")
@@ -155,19 +165,19 @@ def test_interrupted_search_repeats_no_test(bisect) -> None:
 
 
 def test_unknown_commit_becomes_reason(bisect, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = FakeRepository()
+    axis = FakeAxis()
 
-    def refuse(good: str, bad: str) -> list[BlamedCommit]:
+    def refuse(case: GateCase, verdict: GateVerdict) -> CandidateRange:
         raise UsageError("commit 'x' is not in /r")
 
-    monkeypatch.setattr(repository, "list_commits", refuse)
-    assert bisect(repository, fail_from(a=1), "a")["a"].reason == "commit 'x' is not in /r"
+    monkeypatch.setattr(axis, "find_candidates", refuse)
+    assert bisect(axis, fail_from(a=1), "a")["a"].reason == "commit 'x' is not in /r"
 
 
 def test_damaged_log_of_trials_is_refused(bisect, tmp_path: Path) -> None:
     (tmp_path / "bisect.jsonl").write_text('{"series": 1}\n')
     with pytest.raises(UsageError, match=r"bisect\.jsonl is damaged"):
-        bisect(FakeRepository(), fail_from(a=1), "a")
+        bisect(FakeAxis(), fail_from(a=1), "a")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -187,4 +197,4 @@ def test_bisect_names_commit_if_board_spoils_30_percent(bisect, seed: int) -> No
             rate=rate,
         )
 
-    assert list_subjects(bisect(FakeRepository(), test, "a")["a"]) == [f"commit {first_bad}"]
+    assert list_subjects(bisect(FakeAxis(), test, "a")["a"]) == [f"commit {first_bad}"]

@@ -1,4 +1,4 @@
-"""The search of the first bad commit: pure functions, with boards that spoil runs."""
+"""The search of the first bad candidate: pure functions, with boards that spoil runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hil.controller.workloads.gate.bisection.confirm import (
     ProgramAnswer,
     decide_answers,
 )
-from hil.controller.workloads.gate.bisection.search import CommitSearch
+from hil.controller.workloads.gate.bisection.search import CandidateSearch
 from hil.core.results import Outcome
 
 PASS, FAIL, CRASH, LOST = Outcome.PASS, Outcome.FAIL, Outcome.RUN_CRASH, Outcome.BOARD_LOST
 
 
-def run_search(search: CommitSearch, first_bad: int, skipped: set[int]) -> list[int]:
+def run_search(search: CandidateSearch, first_bad: int, skipped: set[int]) -> list[int]:
     """Answer a search truthfully. Return the tested positions."""
     tested = []
     while (position := search.choose_next()) is not None:
@@ -31,11 +31,11 @@ def run_search(search: CommitSearch, first_bad: int, skipped: set[int]) -> list[
 
 
 @given(st.data())
-def test_search_names_first_bad_commit_or_candidates_around_it(data: st.DataObject) -> None:
+def test_search_names_first_bad_candidate_or_those_around_it(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 60))
     first_bad = data.draw(st.integers(1, count - 1))
     skipped = data.draw(st.sets(st.integers(0, count - 2)))
-    search = CommitSearch(count)
+    search = CandidateSearch(count)
     tested = run_search(search, first_bad, skipped)
     assert len(tested) == len(set(tested))
     assert first_bad in search.candidates
@@ -44,28 +44,28 @@ def test_search_names_first_bad_commit_or_candidates_around_it(data: st.DataObje
 
 
 @pytest.mark.parametrize("first_bad", range(1, 16))
-def test_search_of_16_commits_tests_at_most_4_and_both_ends(first_bad: int) -> None:
-    search = CommitSearch(16)
+def test_search_of_16_candidates_tests_at_most_4_and_both_ends(first_bad: int) -> None:
+    search = CandidateSearch(16)
     assert len(run_search(search, first_bad, set())) <= 6
     assert list(search.candidates) == [first_bad]
 
 
 @pytest.mark.parametrize(("first_bad", "skipped"), [(8, {7}), (0, set()), (8, set())])
 def test_search_ends_if_an_end_differs_from_its_measurement(first_bad: int, skipped: set[int]) -> None:
-    search = CommitSearch(8)
+    search = CandidateSearch(8)
     assert len(run_search(search, first_bad, skipped)) <= 2
     assert list(search.candidates) == []
 
 
 @pytest.mark.parametrize(("needs_good", "candidates"), [(True, []), (False, [3])])
-def test_search_without_test_of_good_commit(needs_good: bool, candidates: list[int]) -> None:
-    search = CommitSearch(8, needs_good=needs_good)
+def test_search_without_test_of_good_candidate(needs_good: bool, candidates: list[int]) -> None:
+    search = CandidateSearch(8, needs_good=needs_good)
     run_search(search, 3, {0})
     assert list(search.candidates) == candidates
 
 
-def test_search_tests_forgotten_commit_again() -> None:
-    search = CommitSearch(3)
+def test_search_tests_forgotten_candidate_again() -> None:
+    search = CandidateSearch(3)
     run_search(search, 2, {1})
     assert list(search.candidates) == [1, 2]
     search.forget(1)
@@ -99,11 +99,11 @@ def test_decide_answers_on_sound_board(outcome: Outcome, expected: str) -> None:
     assert decide(FakeBoard(0), outcome) == (expected, False)
 
 
-def test_decide_answers_skips_commit_on_lost_board() -> None:
+def test_decide_answers_skips_candidate_on_lost_board() -> None:
     assert decide(FakeBoard(1, faults=(LOST,)), FAIL) == ("skipped", True)
 
 
-def test_decide_answers_never_blames_commit_if_good_program_fails_too() -> None:
+def test_decide_answers_never_blames_candidate_if_good_program_fails_too() -> None:
     assert decide(FakeBoard(1, faults=(FAIL,)), FAIL) == ("skipped", True)
 
 

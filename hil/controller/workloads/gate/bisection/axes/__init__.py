@@ -1,0 +1,1 @@
+"""Axes of a search: lists of candidates, and how to test each."""

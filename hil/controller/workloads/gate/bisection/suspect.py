@@ -1,0 +1,166 @@
+"""Make cases for a suspect: from another model file, from the judged model, or from the judged program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hil.controller.models.inputs import with_sizes_of
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.records.restored import restore_references
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.options import Job, Options
+from hil.controller.pipeline.stages import choice_of
+from hil.controller.records.gate import GateVerdict
+from hil.controller.records.run import RunCase
+from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.storage.runs import Run
+from hil.controller.workloads.gate.plan import GateCase
+from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
+from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.errors import BoardError, UsageError
+
+
+@dataclass
+class SuspectRun:
+    """The judged run of a suspect.
+
+    Attributes:
+        case: the suspect. The history may contain the program that passed before.
+
+    Raises:
+        UsageError: the suspect cannot be measured again.
+    """
+
+    restorer: ProgramRestorer
+    runner: Runner
+    pool: BoardPool
+    case: GateCase
+    verdict: GateVerdict
+
+    def __post_init__(self) -> None:
+        self._run: Run = open_run(self.case.new)
+        self._job: Job = self.restorer.choose_job(self._run)
+        if self._job.generate is not None:
+            raise UsageError("--bisect does not support --generate")
+
+    @property
+    def board(self) -> str:
+        """Name of the board that tests the candidates."""
+        return choice_of(self._job).name
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the new program fails. Otherwise it is slower."""
+        return is_failing(self.verdict)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether outputs are compared with references, as in the stored run."""
+        return self.case.new.outcome != Outcome.SKIP.value
+
+    def begin(self, model: Path, locate: Callable[[str], str], folder: Path) -> Case:
+        """Import another version of the model, with the options of the judged run.
+
+        Args:
+            model: the model's file.
+            locate: returns a new text for a value of ``--input`` or ``--expected``.
+            folder: directory for logs.
+
+        Raises:
+            UsageError: a file is missing, or the model does not match the options.
+        """
+        options = self._options
+        if isinstance(options.expected, Mapping):
+            raise UsageError("--bisect does not support expected outputs that were passed as Python arrays")
+        inputs = options.inputs
+        options = replace(
+            options,
+            inputs=self._run.load_tensors(self._stored.inputs)
+            if isinstance(inputs, Mapping)
+            else tuple(map(locate, inputs)),
+            expected=tuple(map(locate, options.expected)),
+        )
+        return self.runner.begin(model, options, folder, name=self.case.new.case, want_inputs=self.is_compared)
+
+    def begin_judged(self, folder: Path) -> Case:
+        """Import the judged model, with the stored inputs and references.
+
+        Raises:
+            UsageError: the model's file changed or is missing, or the run has no inputs.
+        """
+        stored = self._stored
+        if not stored.inputs:
+            raise UsageError(f"run {self._run.id} has no inputs for case {stored.name}")
+        case = self.runner.begin(Path(stored.path), self._options, folder, name=self.case.new.case, want_inputs=False)
+        if case.model is None:
+            return case
+        if stored.model is None or case.model.digest != stored.model.digest:
+            raise UsageError(
+                f"{stored.path} differs from the model of {self._run.id}",
+                hint="check out the judged commit, and build the model",
+            )
+        inputs = self._run.load_tensors(stored.inputs)
+        return replace(
+            case,
+            model=with_sizes_of(case.model, inputs) if case.model.inputs is not None else case.model,
+            inputs=inputs,
+            references=restore_references(self._run, stored),
+        )
+
+    def restore_judged(self) -> Case:
+        """Return the judged program with its inputs and references. Raises UsageError if it is not in the history."""
+        return self.restorer.restore_entry(self._run, self.case.new, self.case.new, self._job)
+
+    @functools.cached_property
+    def good(self) -> Case | None:
+        """The program that passed before, or None if the history does not contain it."""
+        if self.case.old is None or not self.case.is_stored:
+            return None
+        return self.restorer.restore_entry(self._run, self.case.new, self.case.old, self._job)
+
+    def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
+        """Call a function with the board's session. After a board error, reconnect and return the error."""
+        choice, faults = choice_of(self._job), self._job.faults
+        try:
+            case = call(self.pool.session(choice, runtimes=[self.case.new.key.runtime], faults=faults))
+        except BoardError as error:
+            self.pool.reconnect(choice, error, faults=faults)
+            return error
+        if isinstance(case.error, BoardError):
+            self.pool.reconnect(choice, case.error, faults=faults)
+        return case
+
+    def release_board(self) -> None:
+        """Close the board, so that a command can change or restart it. The next call opens it again."""
+        self.pool.give_back(choice_of(self._job), faults=self._job.faults)
+
+    @functools.cached_property
+    def _stored(self) -> RunCase:
+        stored = next((case for case in self._run.record.cases if case.name == self.case.new.case), None)
+        if stored is None:
+            raise UsageError(f"run {self._run.id} has no case {self.case.new.case}")
+        return stored
+
+    @property
+    def _options(self) -> Options:
+        """The options of the judged run, without files for debugging."""
+        return replace(
+            for_model(self._job.options(), Path(self._stored.path)),
+            debug_ir=None,
+            debug_ir_passes=False,
+            recompute=False,
+            recompile=1,
+            profile=False,
+        )
+
+
+def is_failing(verdict: GateVerdict) -> bool:
+    """Return whether the new program failed when it ran last, for another reason than the board."""
+    outcome = verdict.new.again or verdict.new.outcome
+    return exit_code_for(outcome) != 0 and outcome not in BOARD_OUTCOMES
