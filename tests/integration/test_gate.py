@@ -72,6 +72,10 @@ def test_gate_measures_slower_program_again(
     assert (ended.code, found["verdict"]) == (1, "regressed"), found
     assert found["ratio"] > 2 and found["rounds"] >= 4
     assert (found["old"]["again"], found["new"]["again"]) == ("PASS", "PASS")
+    assert {one["name"] for one in found["slower_layers"] if one["is_new"]} <= {
+        f"{op}{number}" for op in ("matmul", "relu") for number in range(2, 12)
+    }
+    assert "matmul2 +" in (repository / "gate.md").read_text() or found["layers_reason"], found
     assert "**regressed**" in (repository / "gate.md").read_text()
     assert json.loads((repository / "gate.sarif").read_text())["runs"][0]["results"]
     assert 'failures="1"' in (repository / "gate.xml").read_text()

@@ -98,6 +98,14 @@ class GateCause(Record, kw_only=True):
     tried: Annotated[list[TriedCandidate], note("in the order of the tests")] = []
 
 
+class SlowerLayer(Record, kw_only=True):
+    """A layer that takes more time in the new program."""
+
+    name: Annotated[str, note("nodes of the model, or an operation of the runtime")]
+    change_ns: Annotated[float, note("change of the median time per iteration")]
+    is_new: Annotated[bool, note("true if only the new program has the layer")] = False
+
+
 class GateVerdict(Record, kw_only=True):
     """Verdict on a series."""
 
@@ -121,6 +129,8 @@ class GateVerdict(Record, kw_only=True):
     ] = ""
     board_problem: Annotated[str, note("why the board of the measurement was suspect; empty without second_board")] = ""
     changes: Annotated[list[str], note("differences between the tools and boards of both measurements")] = []
+    slower_layers: Annotated[list[SlowerLayer], note("of a slower program, largest change first")] = []
+    layers_reason: Annotated[str, note("why no slower layers are known; empty if not searched, or found")] = ""
     cause: Annotated[GateCause | None, note("null without a search")] = None
 
 
@@ -129,7 +139,7 @@ class GateRecord(Record, kw_only=True):
 
     schema: Literal[1]
     id: str
-    folder: Annotated[str, note("directory of gate.json, rounds.csv, bisect.jsonl and logs of builds")]
+    folder: Annotated[str, note("directory of gate.json, rounds.csv, bisect.jsonl, profiles and logs of builds")]
     created: Timestamp
     origin: Origin | None = None
     finished: Annotated[bool, note("false if the gate still runs, was killed, or was interrupted with Ctrl-C")]

@@ -22,6 +22,7 @@ from hil.controller.workloads.gate.bisection.over import DEFAULT_OVER, SearchPla
 from hil.controller.workloads.gate.bisection.repository import GitRepository
 from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, CauseFinder
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, needs_board
+from hil.controller.workloads.gate.layers import LayerFinder
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
@@ -34,6 +35,7 @@ DEFAULT_BUDGET_S = 300.0
 DEFAULT_FAIL_ON = ("regressed", "broken")
 GATES = Path("hil-gates")
 DOCUMENT = "gate.json"
+PROFILES = "profiles"
 # Value in `fail_on` for series of the baseline that the commit did not measure.
 UNMEASURED = "unmeasured"
 _COMMIT_LEAST = 4
@@ -207,6 +209,8 @@ class _GateRun:
             verdict.board_s += first_s
         if verdict.verdict in ("no change", "improved") and again.decision is not None:
             self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
+        if again.decision is not None and again.decision.verdict == "regressed":
+            self._name_layers(case, verdict, spent_s, second if verdict.second_board else first)
         self._record.verdicts.append(verdict)
         self._save()
 
@@ -223,6 +227,15 @@ class _GateRun:
         )
         again.is_other_board = board != case.new.key.board
         return again, judge_case(case, again)
+
+    def _name_layers(self, case: GateCase, verdict: GateVerdict, spent_s: float, measurer: Remeasurer) -> None:
+        """Add the layers of a slower program that became slower, if board time is left."""
+        if spent_s + verdict.board_s >= self._record.budget_s:
+            verdict.layers_reason = f"the board time of {self._record.budget_s:.0f} s is used up"
+            return
+        finder = LayerFinder(measurer, self._run.folder / PROFILES)
+        verdict.slower_layers, verdict.layers_reason = finder.find_slower(case)
+        verdict.board_s += finder.board_s
 
     def _find_causes(self, axis: BisectAxis, first: Remeasurer, second: Remeasurer, rounds: RoundsFile) -> None:
         """Search for the causes of failures, with --bisect or --over."""

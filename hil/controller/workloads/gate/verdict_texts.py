@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict
+from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict, SlowerLayer
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score, seconds
 
@@ -57,8 +57,14 @@ def list_details(one: GateVerdict) -> Iterator[str]:
     if one.second_board:
         yield f"measured on {one.second_board}, because {one.key.board} is suspect: {one.board_problem}"
     yield from one.changes
+    if one.slower_layers or one.layers_reason:
+        yield f"slower layers: {', '.join(map(_describe_layer, one.slower_layers)) or f'unknown; {one.layers_reason}'}"
     if one.cause is not None:
         yield from _list_cause(one.cause)
+
+
+def _describe_layer(one: SlowerLayer) -> str:
+    return f"{one.name} +{seconds(one.change_ns / 1e9)}{' (new)' * one.is_new}"
 
 
 def describe_cause(cause: GateCause) -> str:

@@ -9,8 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hil.controller.records.gate import GateCandidate
+from hil.controller.storage.runs import storing
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.gate.bisection.shell import make_environment
 from hil.core.processes import exit_text
@@ -78,6 +80,17 @@ class GitRepository:
     def is_tracked(self, path: Path) -> bool:
         """Return whether the user's work tree tracks a file."""
         return bool(_call_git(self.root, "ls-files", "-z", "--", f":(literal){path}"))
+
+    def export_file(self, commit: str, name: str, folder: Path) -> Path:
+        """Write a file of a commit to a directory, with the same file name.
+
+        Raises:
+            UsageError: the commit does not contain the file.
+        """
+        path = folder / Path(name).name
+        with storing(folder), path.open("wb") as file:
+            _call_git(self.root, "cat-file", "blob", f"{self._resolve(commit)}:{name}", out=file)
+        return path
 
     @contextlib.contextmanager
     def open_worktree(self) -> Iterator[CommitTree]:
@@ -162,15 +175,16 @@ class CommitTree:
         return text
 
 
-def _call_git(folder: Path, *words: str, hint: str = "") -> str:
-    """Return the output of a git command. Raises UsageError if it fails."""
+def _call_git(folder: Path, *words: str, hint: str = "", out: IO[bytes] | None = None) -> str:
+    """Return the output of a git command, or write it to a file. Raises UsageError if the command fails."""
     try:
         found = subprocess.run(
             [*_GIT, *words],
             cwd=folder,
             env=make_environment(),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=out or subprocess.PIPE,
+            stderr=subprocess.PIPE,
             timeout=_GIT_S,
             check=False,
         )
@@ -179,4 +193,4 @@ def _call_git(folder: Path, *words: str, hint: str = "") -> str:
     if found.returncode:
         lines = found.stderr.decode(errors="replace").strip().splitlines() or [exit_text(found.returncode)]
         raise UsageError(f"git {words[0]} failed: {line(lines[-1])}", hint=hint)
-    return found.stdout.decode(errors="replace")
+    return (found.stdout or b"").decode(errors="replace")

@@ -109,6 +109,15 @@ def test_check_out_runs_no_hooks(repository: GitRepository, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists()
 
 
+def test_export_file_writes_file_of_commit(git: Git, repository: GitRepository, tmp_path: Path) -> None:
+    first = git("rev-parse", "HEAD").strip()
+    commit(git, repository)
+    assert repository.export_file(first[:8], "m.onnx", tmp_path).read_text() == "0"
+    for name in ("missing.onnx", "../m.onnx", "/etc/passwd"):
+        with pytest.raises(UsageError, match="git cat-file failed"):
+            repository.export_file(first, name, tmp_path)
+
+
 def build(tree: CommitTree, command: str, log: Path, timeout_s: float = 60) -> str:
     tree.check_out("HEAD")
     variables = {"HIL_COMMIT": "1234"}

@@ -141,3 +141,22 @@ def test_reports_name_axis_and_candidate(values: dict[str, Any], line: str) -> N
     assert list(list_details(found.verdicts[0]))[2:] == [line, "tested: -O2 -> -O3: bad: FAIL: y"]
     (annotation,) = make_annotations(found)
     assert annotation.endswith(f"a|b <i>; {line}")
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"layers_reason": "the runtime has no profiler"}, "slower layers: unknown; the runtime has no profiler"),
+        (
+            {
+                "slower_layers": [
+                    {"name": "conv2", "change_ns": 1.2e6},
+                    {"name": "fc", "change_ns": 1e5, "is_new": True},
+                ]
+            },
+            "slower layers: conv2 +1.2 ms, fc +100 us (new)",
+        ),
+    ],
+)
+def test_details_name_slower_layers(values: dict[str, Any], line: str) -> None:
+    assert list(list_details(record(verdict("regressed", **values)).verdicts[0]))[2:] == [line]
