@@ -29,7 +29,7 @@ from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
 from hil.core.results import BOARD_OUTCOMES, Outcome
-from hil.errors import BoardError, HilError
+from hil.errors import BoardError, BoardUnfit, HilError
 
 # Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
@@ -99,6 +99,10 @@ class Remeasurer:
             is_comparable = all(side.case.outcome in (Outcome.PASS, Outcome.SKIP) for side in sides)
             if is_comparable and case.suspect.direction != "broken":
                 self._measure_times(case, again, sides, begun + budget_s, known, keep_round)
+        except BoardError as error:
+            # The next suspect must not get a lost session.
+            self.pool.reconnect(choice_of(job), error, faults=job.faults)
+            raise
         finally:
             again.board_s = time.monotonic() - begun
 
@@ -157,7 +161,7 @@ class Remeasurer:
             keep_round: called with the log ratio of each new round, and with nan to discard all rounds.
 
         Raises:
-            BoardError: the board changed during the rounds, for example throttled. All rounds are discarded.
+            BoardUnfit: the board changed during the rounds, for example throttled. All rounds are discarded.
         """
         known = len(decision.log_ratios)
 
@@ -181,7 +185,7 @@ class Remeasurer:
         if disturbances:
             keep_round(math.nan)
             decision.discard_rounds()
-            raise BoardError(
+            raise BoardUnfit(
                 f"the times are not comparable: {'; '.join(disturbances)}",
                 hint="wait until the board is steady: hil bench MODEL --settle 60",
             )
