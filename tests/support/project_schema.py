@@ -49,7 +49,10 @@ def schema() -> dict[str, Any]:
     }
     history = _table(
         {
-            "path": {"type": "string", "description": "directory of the history (default: hil-runs/history)"},
+            "path": {
+                "type": "string",
+                "description": "directory or PostgreSQL URL of the history (default: hil-runs/history)",
+            },
             "quota": {"type": "string", "pattern": "^[0-9]{1,12} ?(MiB|GiB)$", "description": "size of the programs"},
             "auto": {"type": "boolean", "description": "add each run, bench and suite run"},
             "baseline": {"type": "string", "description": "branch whose last good programs are kept (default: main)"},

@@ -15,6 +15,7 @@ import anyio
 from starlette.responses import FileResponse
 from starlette.testclient import TestClient
 
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexWriter
@@ -69,7 +70,7 @@ def asking(
     token: str = "",
     host: str = "127.0.0.1",
     farm: FarmLink | None = None,
-    history: Path | None = None,
+    history: HistoryPlace | None = None,
 ) -> Iterator[TestClient]:
     """Return a client of the application for directories of runs, which are indexed. Errors of routes are raised."""
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
@@ -78,7 +79,7 @@ def asking(
         indexer.look()
         access = AccessRules(host, token, farm.visitors() if farm else None)
         path = Path(folder) / "index.sqlite"
-        app = create_app(folders, path, indexer.progress, access, farm, history_folder=history)
+        app = create_app(folders, path, indexer.progress, access, farm, history_place=history)
         with TestClient(app, base_url=ADDRESS) as client:
             yield client
 
@@ -112,7 +113,7 @@ def serving(
         with Indexer(writer, folders) as indexer, listener("127.0.0.1", port) as bound, whole:
             access = AccessRules("127.0.0.1", token, farm.visitors() if farm else None)
             path = Path(folder) / "index.sqlite"
-            server = server_of(create_app(folders, path, indexer.progress, access, farm, history_folder=history))
+            server = server_of(create_app(folders, path, indexer.progress, access, farm, history_place=history))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
             thread.start()
             try:

@@ -71,7 +71,7 @@ ALLOWED = {
     "controller/models/importers/exported/pt2_archive.py:load_program": _CHECKED,
     "controller/models/tensorflow/source.py:_open_keras": _CHECKED,
     "controller/models/tensorflow/source.py:_open_saved": _CHECKED,
-    "controller/storage/history/database.py:open_database": _CHECKED,
+    "controller/storage/history/sqlite_database.py:_open_file": _CHECKED,
     "controller/storage/own_code.py:code_digest": _PACKAGE,
     "controller/storage/runs.py:RunStore._listed": _CHECKED,
     "controller/storage/tensor_files.py:save_npz": _WRITES,

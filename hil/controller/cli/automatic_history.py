@@ -31,9 +31,9 @@ def add_to_history(folder: str | Path | None) -> None:
         collector = Collector(SourceOptions())
         collector.collect(Path(folder))
         found = collector.found
-        with HistoryStore.open(settings.path, create=True, quota=settings.quota, baseline=settings.baseline) as store:
+        with HistoryStore.open(settings.place, create=True, quota=settings.quota, baseline=settings.baseline) as store:
             report = store.add(found.entries, found.programs.values())
     except HilError as error:
         say(f"hil: not added to the history: {error}")
     else:
-        say(f"hil: added to the history {settings.path}: {report.added} of {len(found.entries)} cases")
+        say(f"hil: added to the history {settings.place}: {report.added} of {len(found.entries)} cases")

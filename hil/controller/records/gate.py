@@ -143,7 +143,7 @@ class GateRecord(Record, kw_only=True):
     created: Timestamp
     origin: Origin | None = None
     finished: Annotated[bool, note("false if the gate still runs, was killed, or was interrupted with Ctrl-C")]
-    history: Annotated[str, note("directory of the history")]
+    history: Annotated[str, note("directory of the history, or URL without login")]
     baseline: Annotated[str, note("branch of the baseline")]
     commit: Annotated[str, note("judged commit; empty for the newest measurement of each series")]
     min_effect: Annotated[float, note("the smallest relative change that must be found")]

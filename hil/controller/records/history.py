@@ -161,7 +161,7 @@ class SeriesSummary(Record, kw_only=True):
 class SeriesList(Record, kw_only=True):
     """Output of `hil history ls`."""
 
-    history: Annotated[str, note("directory of the history")]
+    history: Annotated[str, note("directory of the history, or URL without login")]
     series: Annotated[list[SeriesSummary], note("sorted by model and case")]
 
 
@@ -187,7 +187,7 @@ class SeriesHistory(Record, kw_only=True):
 class AddedEntries(Record, kw_only=True):
     """Output of `hil history add` and `hil history import`."""
 
-    history: Annotated[str, note("directory of the history")]
+    history: Annotated[str, note("directory of the history, or URL without login")]
     added: Annotated[Count, note("new entries, and entries that a later measurement of the same case replaced")]
     present: Annotated[Count, note("entries that the history already had; not changed")]
     programs: Annotated[Count, note("new programs")]

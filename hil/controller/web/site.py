@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 
-from hil.controller.storage.history.database import FILE as HISTORY_FILE
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
@@ -35,12 +35,12 @@ class WebSite:
     progress: IndexProgress
     templates: Environment
     farm: FarmLink | None = None
-    history: Path | None = None  # directory of the history, which may not exist yet
+    history: HistoryPlace | None = None  # place of the history, which may not exist yet
 
     @property
     def has_history(self) -> bool:
-        """Whether the history exists."""
-        return self.history is not None and (self.history / HISTORY_FILE).is_file()
+        """Whether the history may exist."""
+        return self.history is not None and self.history.may_exist()
 
     def page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """Render a template. An htmx request with ``HX-Target`` gets only that block."""

@@ -17,6 +17,7 @@ from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.records.gate import GateRecord
+    from hil.controller.storage.history.place import HistoryPlace
 
 
 def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
 @click.option("--out", type=FILE, metavar="DIR", help="Directory for gates (default: hil-gates).")
 @json_option
 def gate(
-    place: Path | None,
+    place: HistoryPlace | None,
     baseline: str,
     as_json: bool,
     markdown: Path | None,
@@ -136,7 +137,7 @@ def gate(
     with (
         Screen(quiet=as_json) as screen,
         open_context() as context,
-        HistoryStore.open(place or defaults.path, quota=defaults.quota, baseline=job.baseline) as store,
+        HistoryStore.open(place or defaults.place, quota=defaults.quota, baseline=job.baseline) as store,
     ):
         record = run_gate(job, store, context, screen)
     for file, make in ((markdown, make_markdown), (junit, make_junit), (sarif, make_sarif)):

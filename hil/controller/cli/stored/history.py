@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import FILE, FOLDER, json_option, options
+from hil.controller.cli.history_place import make_history_option
+from hil.controller.cli.options import FILE, json_option, options
 from hil.controller.cli.screen import answer, say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.records.history import AddedEntries
+    from hil.controller.storage.history.place import HistoryPlace
     from hil.controller.storage.history.store import HistoryStore
 
-history_option = click.option(
-    "--history",
-    "place",
-    type=FOLDER,
-    metavar="DIR",
-    help="Directory of the history (default: [history] in hil.toml, or hil-runs/history).",
-)
+history_option = make_history_option("[history] in hil.toml, or hil-runs/history")
 source_options = options(
     click.option("--commit", default="", metavar="ID", help="Commit of the results (default: the run's)."),
     click.option("--branch", default="", metavar="NAME", help="Branch of the results (default: the run's)."),
@@ -34,13 +30,13 @@ source_options = options(
 _FORMATS = ("google-benchmark", "benchmark-model", "trtexec", "polygraphy")
 
 
-def open_history(place: Path | None, *, create: bool = False) -> HistoryStore:
-    """Open the history: in a directory, or as the project file defines it."""
+def open_history(place: HistoryPlace | None, *, create: bool = False) -> HistoryStore:
+    """Open the given history, or the history that the project file defines."""
     from hil.controller.pipeline.settings.project import find_history
     from hil.controller.storage.history.store import HistoryStore
 
     settings = find_history(Path())
-    return HistoryStore.open(place or settings.path, create=create, quota=settings.quota, baseline=settings.baseline)
+    return HistoryStore.open(place or settings.place, create=create, quota=settings.quota, baseline=settings.baseline)
 
 
 @group(epilog="Example: hil history show digits_cnn")
@@ -53,7 +49,7 @@ def history() -> None:
 @source_options
 @history_option
 @json_option
-def add(runs: Sequence[str], commit: str, branch: str, place: Path | None, as_json: bool) -> int:
+def add(runs: Sequence[str], commit: str, branch: str, place: HistoryPlace | None, as_json: bool) -> int:
     """Add the cases of stored RUNs: runs, benches, suite runs and matrices.
 
     RUN is a directory, a name or the start of a name in hil-runs or hil-suites, or `latest`. Adding a run again has no
@@ -90,7 +86,7 @@ def import_files(
     runtime: str,
     commit: str,
     branch: str,
-    place: Path | None,
+    place: HistoryPlace | None,
     as_json: bool,
 ) -> int:
     """Import measurements of other tools.
@@ -125,13 +121,13 @@ def _show_added(report: AddedEntries, as_json: bool) -> int:
 @history.command(epilog="Example: hil history ls")
 @history_option
 @json_option
-def ls(place: Path | None, as_json: bool) -> int:
+def ls(place: HistoryPlace | None, as_json: bool) -> int:
     """List the series: measurements of a case on a board, with a runtime and flags."""
     from hil.controller.records.history import SeriesList
     from hil.controller.workloads.history.tables import SERIES_HEADS, describe_series
 
     with open_history(place) as store:
-        found = SeriesList(history=str(store.folder), series=store.series())
+        found = SeriesList(history=str(store.place), series=store.series())
     rows = [describe_series(one) for one in found.series]
     return answer(as_json, found, show=lambda: _print_table(SERIES_HEADS, rows, ("runs", "median")))
 
@@ -140,7 +136,7 @@ def ls(place: Path | None, as_json: bool) -> int:
 @click.argument("series", metavar="SERIES")
 @history_option
 @json_option
-def show(series: str, place: Path | None, as_json: bool) -> int:
+def show(series: str, place: HistoryPlace | None, as_json: bool) -> int:
     """Show the entries of a SERIES, oldest first.
 
     SERIES is the ID or the start of an ID that `hil history ls` prints, a case or a model. `+` marks a commit with
@@ -185,7 +181,7 @@ def show(series: str, place: Path | None, as_json: bool) -> int:
     help="Format: a JSON document per line with all samples, or CSV without samples.",
 )
 @history_option
-def export(series: Sequence[str], to: str, place: Path | None) -> None:
+def export(series: Sequence[str], to: str, place: HistoryPlace | None) -> None:
     """Print the entries of all series, or of each SERIES, oldest first."""
     from hil.controller.workloads.history.tables import write_csv
 
@@ -204,7 +200,7 @@ def export(series: Sequence[str], to: str, place: Path | None) -> None:
 @click.argument("text", metavar="TEXT")
 @history_option
 @json_option
-def annotate(target: str, text: str, place: Path | None, as_json: bool) -> int:
+def annotate(target: str, text: str, place: HistoryPlace | None, as_json: bool) -> int:
     """Add a note to all entries of a commit or a run, or to the entry of a case."""
     from hil.controller.records.history import AddedAnnotation
 
@@ -220,7 +216,7 @@ def annotate(target: str, text: str, place: Path | None, as_json: bool) -> int:
 @click.argument("target", metavar="COMMIT|RUN|RUN:CASE")
 @history_option
 @json_option
-def accept(target: str, place: Path | None, as_json: bool) -> int:
+def accept(target: str, place: HistoryPlace | None, as_json: bool) -> int:
     """Accept the results of a commit or a run as normal.
 
     `hil gate` then compares later programs with the accepted programs.

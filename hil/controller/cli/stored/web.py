@@ -7,13 +7,18 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.cli.commands import group
+from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, FOLDER
 from hil.controller.cli.screen import say
 from hil.errors import HilError, UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.storage.history.place import HistoryPlace
 
 
 @group(invoke_without_command=True, epilog="Example: hil web --runs hil-runs --runs hil-suites")
@@ -44,13 +49,7 @@ from hil.errors import HilError, UsageError
     "--published", type=FOLDER, metavar="DIR", help="Directory for published sessions (default: RUNS/published)."
 )
 @click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="Size limit of published sessions.")
-@click.option(
-    "--history",
-    "place",
-    type=FOLDER,
-    metavar="DIR",
-    help="Directory of the history (default: [history] in hil.toml of --runs, or hil-runs/history).",
-)
+@make_history_option("[history] in hil.toml of --runs, or hil-runs/history")
 @click.pass_context
 def web(
     context: click.Context,
@@ -61,7 +60,7 @@ def web(
     farm: str,
     published: Path | None,
     published_gb: float,
-    place: Path | None,
+    place: HistoryPlace | None,
 ) -> None:
     """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, gates, tensors, graphs, traces.
 
@@ -117,27 +116,27 @@ def web(
     serve(roots, access, port, listening=listening, farm=link, farm_name=name, published=store, history=history)
 
 
-def _find_history(roots: Sequence[Path]) -> Path | None:
+def _find_history(roots: Sequence[Path]) -> HistoryPlace | None:
     """Return the first existing history of the served directories, or else the path that the first history would have.
 
     A history outside of the served directory needs trust. Without trust, hil reports the error and shows no history.
     """
     from hil.controller.pipeline.settings.project import find_history, find_project
     from hil.controller.storage.history import DEFAULT_PATH
-    from hil.controller.storage.history.database import FILE
+    from hil.controller.storage.history.place import HistoryPlace
 
-    found: list[Path] = []
+    found: list[HistoryPlace] = []
     for root in roots:
         try:
             if find_project(root):
-                found.append(find_history(root).path)
+                found.append(find_history(root).place)
                 continue
             # The served directory may also be hil-runs.
             places = (root / DEFAULT_PATH, root / DEFAULT_PATH.name)
-            found += [one for one in places if one.resolve().is_relative_to(root.resolve())]
+            found += [HistoryPlace(one) for one in places if one.resolve().is_relative_to(root.resolve())]
         except (HilError, OSError, RuntimeError) as error:
             say(f"hil: history not shown: {error}")
-    return next((one for one in found if (one / FILE).is_file()), next(iter(found), None))
+    return next((one for one in found if one.may_exist()), next(iter(found), None))
 
 
 @web.command(epilog="Example: hil web diff actual.npy expected.npy")

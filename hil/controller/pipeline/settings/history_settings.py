@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_PATH, DEFAULT_QUOTA
+from hil.controller.storage.history.place import HistoryPlace, is_url, parse_url
 from hil.errors import UsageError, did_you_mean
 
 TABLE = "history"
@@ -20,9 +21,9 @@ _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 class HistorySettings:
     """Settings of the history."""
 
-    path: Path = DEFAULT_PATH
+    place: HistoryPlace = field(default_factory=lambda: HistoryPlace(DEFAULT_PATH))
     quota: int = DEFAULT_QUOTA  # maximum size of the programs, in bytes
-    auto: bool = False  # True if `hil run`, `hil bench` and `hil suite run` add their results automatically
+    auto: bool = False  # True if `hil run`, `hil bench`, `hil suite run` or the farm add their results automatically
     baseline: str = DEFAULT_BASELINE  # branch whose last good programs are never deleted
 
 
@@ -53,15 +54,21 @@ _KEYS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def read_history_table(file: Path, table: Any) -> HistorySettings:
-    """Parse the table. A relative path starts at the project file's directory.
+def read_history_table(file: Path, table: Any, default: HistoryPlace | None = None) -> HistorySettings:
+    """Parse the table.
+
+    Args:
+        file: file with the table. A relative path starts at its directory.
+        default: place of the history without the key ``path``, and directory of the programs of a PostgreSQL history;
+            None is the default place of a project.
 
     Raises:
         UsageError: an unknown key, or an invalid value.
     """
     if not isinstance(table, dict):
         raise UsageError(f"{file}: [{TABLE}] must be a table")
-    values: dict[str, Any] = {"path": DEFAULT_PATH}
+    default = default or HistoryPlace(file.parent / DEFAULT_PATH)
+    values: dict[str, Any] = {}
     for name, value in table.items():
         if name not in _KEYS:
             hint = f"{did_you_mean(name, _KEYS)}known keys: {', '.join(_KEYS)}"
@@ -70,12 +77,19 @@ def read_history_table(file: Path, table: Any) -> HistorySettings:
             values[name] = _KEYS[name](value)
         except ValueError as error:
             raise UsageError(f"{file}: [{TABLE}] {name} must be {error}, got {value!r:.80}") from error
-    return HistorySettings(**{**values, "path": file.parent / values["path"]})
+    path = values.pop("path", "")
+    place = parse_url(path, default.folder) if is_url(path) else HistoryPlace(file.parent / path) if path else default
+    return HistorySettings(place, **values)
 
 
 def is_inside(file: Path, settings: HistorySettings) -> bool:
-    """Return True if the history is inside the project file's directory, after resolving links."""
+    """Return True if the history is inside the project file's directory, after resolving links.
+
+    A PostgreSQL database is never inside.
+    """
+    if settings.place.url:
+        return False
     try:
-        return settings.path.resolve().is_relative_to(file.parent.resolve())
+        return settings.place.folder.resolve().is_relative_to(file.parent.resolve())
     except (OSError, RuntimeError, ValueError):
         return False

@@ -10,17 +10,18 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from hil.controller.records.base import R, make_record
 from hil.controller.records.history import MAX_SAMPLES, Confirmation, HistoryEntry
+from hil.controller.storage.history.database import MAX_VALUE_BYTES
+from hil.controller.storage.history.place import HistoryPlace
 from hil.core.bounded_json import check_value_count, parse_json
 from hil.errors import StorageError, UsageError
 
-# Maximum size of a value: a damaged or untrusted history must not fill the memory.
-_MAX_BYTES = 1 << 20
 _MAX_VALUES = 100_000
+# Maximum size of the texts that are columns: PostgreSQL limits the size of texts in an index.
+_MAX_TEXT_BYTES = 2500
 _SAMPLE_BYTES = 8
 
 
@@ -29,14 +30,18 @@ def check_entry(entry: HistoryEntry) -> HistoryEntry:
 
     Raises UsageError or UnicodeError.
     """
-    "".join(list_columns(entry)).encode()
+    texts = "\n".join(list_columns(entry)).encode()
+    if len(texts) > _MAX_TEXT_BYTES:
+        raise UsageError(f"the names of the entry have {len(texts)} bytes, at most {_MAX_TEXT_BYTES} are allowed")
+    if b"\0" in texts:
+        raise UsageError("a name of the entry contains a NUL character")
     times = entry.samples_ns
     if len(times) > MAX_SAMPLES or not all(map(math.isfinite, times)):
         raise UsageError(f"expected at most {MAX_SAMPLES} finite samples")
     checked = make_record(entry.replace(samples_ns=[]).to_json(), HistoryEntry)
     document = encode_record(checked)
-    if len(document) > _MAX_BYTES:
-        raise UsageError(f"the entry has {len(document)} bytes, at most {_MAX_BYTES} are allowed")
+    if len(document) > MAX_VALUE_BYTES:
+        raise UsageError(f"the entry has {len(document)} bytes, at most {MAX_VALUE_BYTES} are allowed")
     try:
         check_value_count(document, _MAX_VALUES)
     except ValueError as error:
@@ -49,25 +54,17 @@ def list_columns(entry: HistoryEntry) -> tuple[str, ...]:
     return (entry.run, entry.case, entry.source.commit, entry.source.branch, entry.program, entry.outcome)
 
 
-def bound_column(column: str) -> str:
-    """Return an SQL expression for a BLOB column.
-
-    If the value is too large, the expression is null and reads only the length.
-    """
-    return f"case when typeof({column}) = 'blob' and length({column}) <= {_MAX_BYTES} then {column} end"
-
-
 def encode_record(record: Any) -> bytes:
     """Encode a record as JSON."""
     return json.dumps(record.to_json(), sort_keys=True, allow_nan=False).encode()
 
 
-def decode_record(data: Any, kind: type[R], folder: Path) -> R:
+def decode_record(data: Any, kind: type[R], place: HistoryPlace) -> R:
     """Decode a record.
 
     Args:
-        data: value of :func:`bound_column`.
-        folder: directory of the history, for the message.
+        data: value of :meth:`HistoryDatabase.bound_column`.
+        place: place of the history, for the message.
 
     Raises:
         StorageError: the value is invalid.
@@ -75,18 +72,18 @@ def decode_record(data: Any, kind: type[R], folder: Path) -> R:
     try:
         return make_record(parse_json(_require_bytes(data), _MAX_VALUES), kind)
     except (ValueError, UsageError) as error:
-        raise _damaged(folder, error) from error
+        raise _damaged(place, error) from error
 
 
-def decode_entry(document: Any, samples: Any, confirmed: str, folder: Path) -> HistoryEntry:
+def decode_entry(document: Any, samples: Any, confirmed: str, place: HistoryPlace) -> HistoryEntry:
     """Decode an entry. Raises the errors of :func:`decode_record`."""
     try:
         times = _unpack_samples(_require_bytes(samples))
         if confirmed not in get_args(Confirmation):
             raise ValueError(f"unknown confirmation {confirmed!r:.40}")
     except ValueError as error:
-        raise _damaged(folder, error) from error
-    return decode_record(document, HistoryEntry, folder).replace(samples_ns=times, confirmed=confirmed)
+        raise _damaged(place, error) from error
+    return decode_record(document, HistoryEntry, place).replace(samples_ns=times, confirmed=confirmed)
 
 
 def pack_samples(samples: Sequence[float]) -> bytes:
@@ -108,13 +105,13 @@ def _unpack_samples(data: bytes) -> list[float]:
 
 def _require_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError(f"expected a BLOB of at most {_MAX_BYTES} bytes")
+        raise ValueError(f"expected a BLOB of at most {MAX_VALUE_BYTES} bytes")
     return value
 
 
-def _damaged(folder: Path, error: Exception) -> StorageError:
+def _damaged(place: HistoryPlace, error: Exception) -> StorageError:
     text = error.message if isinstance(error, UsageError) else str(error)
     return StorageError(
-        f"the history {folder} is damaged: {text}",
+        f"the history {place} is damaged: {text}",
         hint="move the directory away and add the runs again: hil history add RUN...",
     )

@@ -1,8 +1,8 @@
 """History of measured cases, with their programs, for `hil history` and `hil gate`.
 
 A history is a directory: ``history.sqlite`` with the entries and annotations, and ``programs/`` with the programs by
-digest. Any number of processes may read and write it at the same time. A write is complete or absent, also after
-``kill -9``::
+digest. The entries can also be in a PostgreSQL database. Any number of processes may read and write a history at the
+same time. A write is complete or absent, also after ``kill -9``::
 
     with HistoryStore.open(Path("hil-runs/history")) as store:
         store.add(entries, programs)            # entries that are present are not added again
@@ -14,7 +14,6 @@ digest. Any number of processes may read and write it at the same time. A write 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +29,8 @@ from hil.controller.records.history import (
     StoredProgram,
 )
 from hil.controller.storage.history import DEFAULT_BASELINE, DEFAULT_QUOTA
-from hil.controller.storage.history.database import database_errors, open_database, writing
+from hil.controller.storage.history.database import HistoryDatabase
 from hil.controller.storage.history.encoding import (
-    bound_column,
     check_entry,
     decode_entry,
     decode_record,
@@ -40,22 +38,26 @@ from hil.controller.storage.history.encoding import (
     list_columns,
     pack_samples,
 )
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import FILES, ProgramFolder, ProgramSource
+from hil.controller.storage.history.sqlite_database import open_empty, open_sqlite
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
 # The program of such an entry can be a baseline: its outputs are correct, or it was measured without comparison.
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
 _ID_LENGTH = 12
+_ALL = 1 << 62  # limit of a query for all entries
 _COMMIT_LEAST = 4
 # Replace an entry only if the new one is newer and has a different result. An imported file has the time of its last
 # change, so a copied file is newer but has the same result.
 _REPLACE_OLDER = (
-    "on conflict do update set series = excluded.series, created = excluded.created, commit_id = excluded.commit_id,"
-    " branch = excluded.branch, program = excluded.program, outcome = excluded.outcome, p50_ns = excluded.p50_ns,"
-    " document = excluded.document, samples = excluded.samples, confirmed = ''"
-    " where excluded.created > entries.created and (excluded.outcome, excluded.p50_ns, excluded.samples)"
-    " is not (entries.outcome, entries.p50_ns, entries.samples)"
+    "on conflict (run, case_name) do update set series = excluded.series, created = excluded.created,"
+    " commit_id = excluded.commit_id, branch = excluded.branch, program = excluded.program, outcome = excluded.outcome,"
+    " p50_ns = excluded.p50_ns, document = excluded.document, samples = excluded.samples, confirmed = ''"
+    " where excluded.created > entries.created and (excluded.outcome <> entries.outcome"
+    " or excluded.p50_ns <> entries.p50_ns or (excluded.p50_ns is null) <> (entries.p50_ns is null)"
+    " or excluded.samples <> entries.samples)"
 )
 _NEWEST = "row_number() over (partition by series order by created desc, run desc)"
 
@@ -84,23 +86,29 @@ class HistoryStore:
     All methods raise StorageError if the history is damaged or cannot be read or written.
 
     Attributes:
-        folder: directory of the history.
+        place: place of the history.
     """
 
-    def __init__(self, folder: Path, database: sqlite3.Connection, quota: int, baseline: str) -> None:
-        self.folder = folder
+    def __init__(self, database: HistoryDatabase, quota: int, baseline: str) -> None:
+        self.place = database.place
         self._database = database
         self._quota = quota
         self._baseline = baseline
-        self._programs = ProgramFolder(folder / "programs")
+        self._programs = ProgramFolder(self.place.folder / "programs")
 
     @classmethod
     def open(
-        cls, path: Path, *, create: bool = False, quota: int = DEFAULT_QUOTA, baseline: str = DEFAULT_BASELINE
+        cls,
+        place: HistoryPlace | Path,
+        *,
+        create: bool = False,
+        quota: int = DEFAULT_QUOTA,
+        baseline: str = DEFAULT_BASELINE,
     ) -> HistoryStore:
-        """Open the history in a directory.
+        """Open a history.
 
         Args:
+            place: place of the history; a path is the directory of a SQLite history.
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
             quota: maximum size of the programs in bytes. Even above the quota, each series keeps the programs of its
                 newest entry and its last good entry. On the baseline branch, it also keeps the programs of its last
@@ -108,9 +116,11 @@ class HistoryStore:
             baseline: name of the baseline branch.
 
         Raises:
-            StorageError: the directory is not usable, or the database is damaged or from a newer hil.
+            StorageError: the place is not usable, or the database is damaged or from a newer hil.
+            UsageError: the PostgreSQL URL is invalid, or the extra `farm` is not installed.
         """
-        return cls(path, open_database(path, create=create), quota, baseline)
+        place = HistoryPlace(place) if isinstance(place, Path) else place
+        return cls(_open_database(place, create=create), quota, baseline)
 
     def close(self) -> None:
         """Close the database."""
@@ -128,14 +138,14 @@ class HistoryStore:
             f"with ranked as (select series, created, outcome, commit_id, {_NEWEST} as rank, count(*) over (partition"
             " by series) as total, first_value(p50_ns) over (partition by series order by p50_ns is null, created desc,"
             " run desc) as p50_ns from entries)"
-            f" select id, {bound_column('key')}, total, created, outcome, commit_id, p50_ns"
-            " from ranked join series on id = series where rank = 1"
+            f" select id, {self._database.bound_column('key')}, total, created, outcome, commit_id, p50_ns"
+            " from ranked join series on series.id = ranked.series where rank = 1"
         )
         found = []
-        with database_errors(self.folder):
+        with self._database.errors():
             for name, key, total, created, outcome, commit, p50_ns in self._database.execute(text):
                 row = {"id": name, "entries": total, "created": created, "outcome": outcome, "commit": commit}
-                found.append(SeriesSummary(**row, key=decode_record(key, SeriesKey, self.folder), p50_ns=p50_ns))
+                found.append(SeriesSummary(**row, key=decode_record(key, SeriesKey, self.place), p50_ns=p50_ns))
         return sorted(found, key=lambda one: (one.key.model, one.key.case, one.key.board, one.key.runtime, one.id))
 
     def find_series(self, name: str) -> SeriesSummary:
@@ -155,7 +165,7 @@ class HistoryStore:
         if len(found) == 1:
             return found[0]
         what = f"ambiguous series {name!r}: {', '.join(one.id for one in found)}" if found else f"no series {name!r}"
-        raise UsageError(f"{what} in {self.folder}", hint="list them with hil history ls")
+        raise UsageError(f"{what} in {self.place}", hint="list them with hil history ls")
 
     def entries(
         self, series: str | SeriesKey = "", *, samples: bool = True, newest: int | None = None
@@ -169,16 +179,16 @@ class HistoryStore:
         """
         wanted = series if isinstance(series, str) else series_id(series)
         annotations = self.annotations()
-        chosen = bound_column("samples") if samples else "x''"
-        with database_errors(self.folder):
-            rows = self._database.execute(
-                f"select {bound_column('document')}, {chosen}, confirmed from entries where rowid in (select rowid from"
-                " entries where ?1 in ('', series) order by created desc, run desc, case_name desc limit ?2)"
-                " order by created, run, case_name",
-                (wanted, -1 if newest is None else newest),
+        document, times = map(self._database.bound_column, ("document", "samples"))
+        with self._database.errors():
+            rows = self._database.stream(
+                f"select {document}, {times if samples else 'null'}, confirmed from entries where (run, case_name) in"
+                " (select run, case_name from entries where ? in ('', series) order by created desc, run desc,"
+                " case_name desc limit ?) order by created, run, case_name",
+                (wanted, _ALL if newest is None else newest),
             )
-            for document, times, confirmed in rows:
-                entry = decode_entry(document, times, confirmed, self.folder)
+            for row in rows:
+                entry = decode_entry(row[0], row[1] if samples else b"", row[2], self.place)
                 yield entry.replace(annotations=[one for one in annotations if _applies(one, entry)])
 
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
@@ -193,13 +203,13 @@ class HistoryStore:
             The numbers of added entries and programs, and a list of invalid entries and programs, which were not
                 stored.
         """
-        report = AddedEntries(history=str(self.folder), added=0, present=0, programs=0, evicted=0, skipped=[])
+        report = AddedEntries(history=str(self.place), added=0, present=0, programs=0, evicted=0, skipped=[])
         self._programs.remove_leftovers()
         with contextlib.ExitStack() as stack:
             # Copy without the lock, because other writers wait for the lock only for a limited time.
             copies = self._copy_programs(programs, report, stack)
-            stack.enter_context(database_errors(self.folder))
-            stack.enter_context(writing(self._database))
+            stack.enter_context(self._database.errors())
+            stack.enter_context(self._database.writing())
             report.programs = sum(self._programs.publish(digest, copy) for digest, copy in copies)
             known = self._read_keys()
             for entry in entries:
@@ -226,7 +236,7 @@ class HistoryStore:
 
     def annotations(self) -> list[HistoryNote]:
         """Return all annotations, oldest first."""
-        with database_errors(self.folder):
+        with self._database.errors():
             rows = self._database.execute(
                 "select commit_id, run, case_name, created, text from annotations order by number"
             ).fetchall()
@@ -248,7 +258,7 @@ class HistoryStore:
             UsageError: no entry matches, or several commits match.
         """
         target, text = (one.encode(errors="backslashreplace").decode() for one in (target, text))
-        with database_errors(self.folder), writing(self._database):
+        with self._database.errors(), self._database.writing():
             fields, count = self._find_target(target)
             note = HistoryNote(**fields, text=text, created=time.time())
             self._database.execute(
@@ -262,7 +272,7 @@ class HistoryStore:
 
         `hil gate` compares later programs with the program of this entry.
         """
-        with database_errors(self.folder), writing(self._database):
+        with self._database.errors(), self._database.writing():
             self._database.execute(
                 "update entries set confirmed = ? where run = ? and case_name = ?", (how, entry.run, entry.case)
             )
@@ -276,7 +286,7 @@ class HistoryStore:
         Raises:
             UsageError: no entry matches, or several commits match.
         """
-        with database_errors(self.folder), writing(self._database):
+        with self._database.errors(), self._database.writing():
             fields, count = self._find_target(target.encode(errors="backslashreplace").decode())
             if commit := fields.get("commit"):
                 self._database.execute("update entries set confirmed = 'accepted' where commit_id = ?", (commit,))
@@ -304,7 +314,7 @@ class HistoryStore:
             return {"commit": commits[0][0]}, commits[0][1]
         what = f"ambiguous commit {target!r}" if commits else f"no entry of commit or run {target!r}"
         raise UsageError(
-            f"{what} in {self.folder}", hint="specify a commit, a run or RUN:CASE, as hil history show prints them"
+            f"{what} in {self.place}", hint="specify a commit, a run or RUN:CASE, as hil history show prints them"
         )
 
     def _copy_programs(
@@ -328,8 +338,8 @@ class HistoryStore:
 
     def _read_keys(self) -> list[SeriesKey]:
         return [
-            decode_record(text, SeriesKey, self.folder)
-            for (text,) in self._database.execute(f"select {bound_column('key')} from series")
+            decode_record(text, SeriesKey, self.place)
+            for (text,) in self._database.execute(f"select {self._database.bound_column('key')} from series")
         ]
 
     def _insert(self, entry: HistoryEntry, known: Sequence[SeriesKey]) -> bool:
@@ -343,7 +353,9 @@ class HistoryStore:
             (*values, pack_samples(entry.samples_ns)),
         ).rowcount
         if inserted:
-            self._database.execute("insert or ignore into series values (?, ?)", (name, encode_record(key)))
+            self._database.execute(
+                "insert into series values (?, ?) on conflict (id) do nothing", (name, encode_record(key))
+            )
         return bool(inserted)
 
     def _rank_programs(self) -> tuple[dict[str, float], set[str]]:
@@ -360,12 +372,21 @@ class HistoryStore:
                 (f"{_IS_GOOD} and branch = ? and confirmed = 'accepted'", (self._baseline,)),
             )
             for (digest,) in self._database.execute(
-                f"select program from (select program, {_NEWEST} as rank from entries where {condition})"
+                f"select program from (select program, {_NEWEST} as rank from entries where {condition}) as ranked"
                 " where rank = 1",
                 values,
             )
         }
         return used, kept
+
+
+def _open_database(place: HistoryPlace, *, create: bool) -> HistoryDatabase:
+    if not place.url:
+        return open_sqlite(place, create=create)
+    # Imported on use, because the extra `farm` contains psycopg.
+    from hil.controller.storage.history.postgres_database import open_postgres
+
+    return open_postgres(place, create=create) or open_empty(place)
 
 
 def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from hil.controller.analysis.detection.median_ranks import rank_interval
 from hil.controller.analysis.steps import Level, levels
 from hil.controller.records.bench import Interval
 from hil.controller.records.history import EntryScore, HistoryEntry, SeriesSummary
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore, relative_spread
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.charts import plain_chart
@@ -75,37 +75,37 @@ class RunSeries:
 
 
 @contextlib.contextmanager
-def _open_history(folder: Path) -> Iterator[HistoryStore]:
+def _open_history(place: HistoryPlace) -> Iterator[HistoryStore]:
     """Open a history to read. Raises UsageError if the history is damaged or unusable."""
     try:
-        with HistoryStore.open(folder) as store:
+        with HistoryStore.open(place) as store:
             yield store
     except StorageError as error:
         raise UsageError(error.message, hint=error.hint) from error
 
 
-def list_series(folder: Path | None, query: str = "") -> list[SeriesSummary]:
+def list_series(place: HistoryPlace | None, query: str = "") -> list[SeriesSummary]:
     """Return the series of a history whose description contains a text. A missing history has no series.
 
     Raises UsageError if the history is damaged.
     """
-    if folder is None:
+    if place is None:
         return []
-    with _open_history(folder) as store:
+    with _open_history(place) as store:
         found = store.series()
     wanted = query.lower()
     return [one for one in found if wanted in f"{one.id} {describe_key(one.key)}".lower()]
 
 
-def list_series_ids(folder: Path | None) -> frozenset[str]:
+def list_series_ids(place: HistoryPlace | None) -> frozenset[str]:
     """Return the IDs of a history's series. A missing or damaged history has none."""
     try:
-        return frozenset(one.id for one in list_series(folder))
+        return frozenset(one.id for one in list_series(place))
     except UsageError:
         return frozenset()
 
 
-def read_run_series(folder: Path, name: str) -> RunSeries:
+def read_run_series(place: HistoryPlace, name: str) -> RunSeries:
     """Read a series and find its changes.
 
     Args:
@@ -115,7 +115,7 @@ def read_run_series(folder: Path, name: str) -> RunSeries:
         UsageError: no series or several series match, or the history is damaged.
     """
     runs = []
-    with _open_history(folder) as store:
+    with _open_history(place) as store:
         summary = store.find_series(name)
         for entry in store.entries(summary.id, newest=MOST_RUNS):
             check_cancelled()

@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.web.access.security import HEADERS, AccessRules, RequestGuard
 from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
@@ -71,16 +72,16 @@ def create_app(
     access: AccessRules,
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
-    history_folder: Path | None = None,
+    history_place: HistoryPlace | None = None,
 ) -> FastAPI:
     """Create the application for runs directories and their index. A separate process updates the index.
 
     Args:
         published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
-        history_folder: directory of the history, which may not exist yet; None shows no series.
+        history_place: place of the history, which may not exist yet; None shows no series.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm, history_folder)
+    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm, history_place)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first

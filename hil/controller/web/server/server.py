@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.web.access.connections import MOST_CONNECTIONS, MOST_HEAD, HttpConnection, HttpServer
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
@@ -56,7 +57,7 @@ def serve(
     farm: Callable[[], FarmAddress] | None = None,
     farm_name: str = "",
     published: PublishedStore | None = None,
-    history: Path | None = None,
+    history: HistoryPlace | None = None,
 ) -> None:
     """Serve pages for runs directories until Ctrl-C.
 
@@ -66,7 +67,7 @@ def serve(
         listening: called with the URL after the socket is bound.
         farm: returns the address of a farm with boards, queue and results to show.
         farm_name: name of the farm.
-        history: directory of the history, which may not exist yet; None shows no series.
+        history: place of the history, which may not exist yet; None shows no series.
 
     Raises:
         UsageError: the address is not available.

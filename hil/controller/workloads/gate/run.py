@@ -103,7 +103,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         folder="",
         created=0,
         finished=False,
-        history=str(store.folder),
+        history=str(store.place),
         baseline=gate.baseline,
         commit=gate.commit or origin_of().commit,
         min_effect=gate.min_effect,
@@ -137,7 +137,7 @@ def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
     if not plan.cases:
         of = f" of commit {record.commit[:9]}" if record.commit else ""
         raise UsageError(
-            f"the history {store.folder} has no measurement{of}",
+            f"the history {store.place} has no measurement{of}",
             hint="measure the models with hil bench, and add the results with hil history add",
         )
     return plan

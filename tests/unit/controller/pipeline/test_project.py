@@ -18,6 +18,7 @@ from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.pipeline.settings.model_settings import checked_models, for_model
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.settings.project import find_history, find_project, load_project, read_project
+from hil.controller.storage.history.place import HistoryPlace
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
@@ -134,9 +135,9 @@ def test_history_settings_are_relative_to_the_file(write: Write, tmp_path: Path,
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     found = find_history(Path())
-    assert found == HistorySettings(tmp_path / "hil-runs" / "history", 3 << 20, True, "trunk")
+    assert found == HistorySettings(HistoryPlace(tmp_path / "hil-runs" / "history"), 3 << 20, True, "trunk")
     write('[history]\npath = "kept"')
-    assert find_history(Path()).path == tmp_path / "kept"
+    assert find_history(Path()).place == HistoryPlace(tmp_path / "kept")
 
 
 def test_history_outside_of_the_project_needs_trust(write: Write, tmp_path: Path) -> None:
@@ -145,6 +146,18 @@ def test_history_outside_of_the_project_needs_trust(write: Write, tmp_path: Path
     write('[history]\npath = "../elsewhere"')
     with pytest.raises(UsageError, match=r"need trust: \[history\] path"):
         find_history(tmp_path)
+    write('[history]\npath = "postgresql://lab/history"')
+    with pytest.raises(UsageError, match=r"need trust: \[history\] path"):
+        find_history(tmp_path)
+
+
+def test_history_settings_accept_postgresql_url(write: Write, tmp_path: Path) -> None:
+    url = "postgresql://anna:secret@lab/history?sslmode=require"
+    found = read_project(write(f'[history]\npath = "{url}"')).history.place
+    assert found == HistoryPlace(tmp_path / "hil-runs" / "history", url)
+    assert str(found) == "postgresql://lab/history"
+    with pytest.raises(UsageError, match="invalid history 'mysql://lab/history'"):
+        read_project(write('[history]\npath = "mysql://anna:secret@lab/history"'))
 
 
 def test_read_project_limits_file_size(write: Write) -> None:

@@ -24,6 +24,7 @@ from support.web import asking, write_record, write_run, write_suite
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
 
@@ -265,7 +266,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     attempt = {"lease": 1, "board": "pi", "fence": 1, "granted_at": at(1005), "started_at": None, "ended_at": None}
     attempt["reason"] = "=x"
     farm.jobs[0]["attempts_made"] = [attempt]
-    history = tmp_path / "history"
+    history = HistoryPlace(tmp_path / "history")
     with farm.link() as link, asking(tmp_path, token="t", farm=link, history=history) as client:
         client.headers["authorization"] = "Bearer t"
         farms = ("/boards", "/board?name=pi", "/queue", "/job?name=1", "/job?name=2")

@@ -13,6 +13,7 @@ from support.web import asking, write_record, write_run
 from support.web_hostile import PAYLOADS
 from support.web_pages import Crawl, check_page, of_templates
 
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 
 ALLOWED = of_templates()
@@ -63,7 +64,7 @@ def test_gate_page_shows_verdicts_and_links_visible_runs(tmp_path: Path) -> None
     other = {"kind": "run", "model": "other.onnx", "case": "o", "board": "orin", "runtime": "iree"}
     verdicts = [make_verdict("regressed", known, **REGRESSED), make_verdict("new", old=None)]
     write_gate(tmp_path, "g", *verdicts, unmeasured=[other])
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         page = client.get("/session?id=g").text
         rows = list(csv.DictReader(io.StringIO(client.get("/session/table.csv?id=g").text)))
     assert '<span class="outcome fail">regressed</span>' in page and "1.040 to 1.060" in page
@@ -114,7 +115,7 @@ def test_gate_pages_escape_texts(tmp_path: Path, name: str) -> None:
     texts = {"series": text, "key": key, "reason": text, "new": side, "old": side, "changes": [text]}
     values = {"id": text, "baseline": text, "commit": text, "history": text, "unmeasured": [key], "bisect": text}
     write_gate(tmp_path, "g", make_verdict("broken", **texts), finished=False, **values)
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         crawl = Crawl(client, most=5)
         crawl.start("/gates", "/session?id=g", "/session/table.csv?id=g")
         for address, page in crawl.pages():

@@ -23,7 +23,7 @@ from support.web_pages import Crawl, check_page, of_templates
 
 from hil.controller.cli.stored.web import _find_history
 from hil.controller.records.history import HistoryEntry
-from hil.controller.storage.history.database import FILE
+from hil.controller.storage.history.place import FILE, HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.history import run_series
 
@@ -63,7 +63,7 @@ def series_id(tmp_path: Path) -> str:
 @pytest.fixture
 def client(tmp_path: Path, series_id: str) -> Iterator[TestClient]:
     write_run(tmp_path / "hil-runs", "r3")
-    with asking(tmp_path, history=tmp_path / "history") as found:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as found:
         yield found
 
 
@@ -122,7 +122,7 @@ def test_series_of_evaluation_shows_scores(tmp_path: Path) -> None:
             entry = history_entry(f"r{number}", created=float(number), key={"kind": "eval"}, p50_ns=None, score=score)
             store.add([entry.replace(samples_ns=[])])
         name = store.series()[0].id
-    with asking(tmp_path, history=tmp_path / "history") as found:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as found:
         page = found.get("/series", params={"id": name}).text
         rows = list(csv.DictReader(io.StringIO(found.get("/series.csv", params={"id": name}).text)))
     assert "Now 70 %" in page and '<span class="verdict worse">0.778x</span> the score before' in page
@@ -142,7 +142,7 @@ def test_series_pages_escape_texts(tmp_path: Path, name: str) -> None:
     found = write_history(tmp_path / "history", entries)
     with HistoryStore.open(tmp_path / "history") as store:
         store.annotate(text, text)
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         crawl = Crawl(client, most=5)
         crawl.start("/series", f"/series?id={found}", "/series?" + urlencode({"q": text[:99]}))
         for address, page in crawl.pages():
@@ -151,27 +151,27 @@ def test_series_pages_escape_texts(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_history_has_no_navigation(tmp_path: Path) -> None:
-    for history in (None, tmp_path / "history"):
+    for history in (None, HistoryPlace(tmp_path / "history")):
         with asking(tmp_path, history=history) as client:
             page = client.get("/series").text
             assert "No measurements yet" in page and 'href="/series"' not in page
             assert client.get("/series?id=ab").status_code == 404
     assert not (tmp_path / "history").exists()
     write_history(tmp_path / "history", [history_entry()])
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         assert '<a href="/series">Series</a>' in client.get("/").text
 
 
 def test_damaged_history_is_reported(tmp_path: Path, series_id: str) -> None:
     with sqlite3.connect(tmp_path / "history" / FILE) as database:
         database.execute("update entries set document = x'7b' where run = 'r3'")
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         assert client.get("/series").status_code == 200
         answer = client.get("/series", params={"id": series_id})
         assert answer.status_code == 404 and "is damaged" in answer.text
     database.close()
     (tmp_path / "history" / FILE).write_bytes(b"not a database" * 100)
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         assert client.get("/series").status_code == 404
         assert client.get("/").status_code == 200
 
@@ -180,12 +180,12 @@ def test_web_finds_history_of_served_directory(tmp_path: Path, capsys: pytest.Ca
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for place in (first, second, third):
         place.mkdir()
-    assert _find_history([first, second]) == first / "hil-runs" / "history"
+    assert _find_history([first, second]) == HistoryPlace(first / "hil-runs" / "history")
     write_history(second / "history", [history_entry()])
-    assert _find_history([first, second]) == second / "history"
+    assert _find_history([first, second]) == HistoryPlace(second / "history")
     write_history(third / "kept", [history_entry()])
     (third / "hil.toml").write_text('[history]\npath = "kept"\n')
-    assert _find_history([third, second]) == third / "kept"
+    assert _find_history([third, second]) == HistoryPlace(third / "kept")
     (third / "hil.toml").write_text('[history]\npath = "../second/history"\n')
     assert _find_history([third]) is None
     assert "history not shown" in capsys.readouterr().err
@@ -194,7 +194,7 @@ def test_web_finds_history_of_served_directory(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.slow
 @pytest.mark.skipif(not find_browser(), reason="no browser on PATH")
 def test_series_page_draws_chart_on_narrow_and_wide_screens(tmp_path: Path, series_id: str) -> None:
-    with serving(tmp_path, history=tmp_path / "history") as address:
+    with serving(tmp_path, history=HistoryPlace(tmp_path / "history")) as address:
         for width in (390, 1280):
             with Page(find_browser() or "", width=width) as page:
                 page.open(f"{address}/series?id={series_id}")
