@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +82,21 @@ def running_gateway(db: str, folder: Path, **settings: Any) -> Iterator[Running]
         yield running
     finally:
         running.stop()
+
+
+@contextlib.contextmanager
+def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Start a gateway process and return it with its first message. Its log is in the file `log`."""
+    environment = {**os.environ, "HIL_FARM_DB": db, "HIL_FARM_HOME": str(folder)}
+    command = [sys.executable, "-m", "hil", "farm", "gateway", *options]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def rows(db: str, query: str, *values: Any) -> list[dict[str, Any]]:

@@ -48,6 +48,10 @@ _LOCAL = (
     "per_model",
 )
 _PROFILES = ("profile", "compile_time_profile")
+# Options for the farm's history: the model's path relative to the repository, whether the working tree has uncommitted
+# changes, and whether the host uploads the programs, to this subdirectory of the run.
+MODEL_PATH, DIRTY, KEEP_PROGRAMS = "model_path", "dirty", "keep_programs"
+PROGRAMS = ".programs"
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
 _AFTER = re.compile(r"(:[^/]*)?")
 _TENSOR_FILES = (".npy", ".npz", ".pb")

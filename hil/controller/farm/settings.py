@@ -1,10 +1,13 @@
-"""Times and limits of a farm, from the table ``[terms]`` of ``farm.toml``."""
+"""Settings of a farm in ``farm.toml``: times and limits in the table ``[terms]``, and the table ``[history]``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from hil.controller.pipeline.settings.history_settings import TABLE, HistorySettings, read_history_table
+from hil.controller.storage.history.place import HistoryPlace
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
 from hil.errors import UsageError
@@ -37,13 +40,7 @@ def load_settings(path: Path) -> FarmSettings:
     Raises:
         UsageError: the file is unreadable, or it contains an unknown, invalid or inconsistent setting.
     """
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        return FarmSettings()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    table = parse_toml(text, path).get("terms", {})
+    table = _read_tables(path).get("terms", {})
     names = {one.name for one in fields(FarmSettings)}
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in names:
@@ -61,3 +58,29 @@ def load_settings(path: Path) -> FarmSettings:
             hint="beat_s must be below lease_s, holder_s and owner_s; a quarter of the smallest is recommended",
         )
     return settings
+
+
+def load_history(path: Path, db: str) -> HistorySettings | None:
+    """Read the settings of a farm's history. Return None if the history is disabled.
+
+    Args:
+        path: file ``farm.toml`` in the farm's home. The programs are in the subdirectory ``history`` of the home.
+        db: PostgreSQL URL of the farm, which is the default place of the entries.
+
+    Raises:
+        UsageError: the file is unreadable, or contains an unknown or invalid setting.
+    """
+    default = HistoryPlace(path.parent / TABLE, db)
+    settings = read_history_table(path, _read_tables(path).get(TABLE, {}), default)
+    return settings if settings.auto else None
+
+
+def _read_tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a settings file; none for a missing file. Raises UsageError for an invalid file."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return parse_toml(text, path)

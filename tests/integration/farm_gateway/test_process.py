@@ -7,12 +7,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,16 @@ import pytest
 from support.agents import few_files
 from support.commands import Ended
 from support.farms import running_server
-from support.gateways import WAIT_S, BareBoard, Running, report, running_gateway, simple_order, token_of
+from support.gateways import (
+    WAIT_S,
+    BareBoard,
+    Running,
+    gateway_process,
+    report,
+    running_gateway,
+    simple_order,
+    token_of,
+)
 from support.spans import receiving
 from support.waiting import eventually
 
@@ -42,21 +49,6 @@ def farm_hil(hil: Hil, gateway: Running, farm_db: str, environment: dict[str, st
     """`hil` with an admin token of the gateway."""
     environment |= {"HIL_FARM": gateway.address, "HIL_FARM_TOKEN": token_of(farm_db, "anna")}
     return hil
-
-
-@contextlib.contextmanager
-def gateway_process(db: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start a gateway process and return it with its first message. Its log is in the file `log`."""
-    environment = {**os.environ, "HIL_FARM_DB": db, "HIL_FARM_HOME": str(folder)}
-    command = [sys.executable, "-m", "hil", "farm", "gateway", *options]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_gateway_process_logs_json_and_exits_cleanly(farm_db: str, tmp_path: Path) -> None:

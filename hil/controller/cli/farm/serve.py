@@ -163,7 +163,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
     from hil.controller.farm.paths import DB_VARIABLE, farm_home, socket_of
-    from hil.controller.farm.settings import load_settings
+    from hil.controller.farm.settings import load_history, load_settings
     from hil.controller.farm.telemetry import log_json
 
     home = farm_home()
@@ -177,6 +177,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
         listen=listen or (f"unix:{socket_of(home)}",),
         artifacts=artifacts or os.environ.get(ARTIFACTS_VARIABLE, "") or str(home / "artifacts"),
         settings=load_settings(home / "farm.toml"),
+        history=load_history(home / "farm.toml", db),
         **settings,
     )
     log_json()

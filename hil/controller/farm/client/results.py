@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from hil.controller.farm.client.answers import check_result_values, check_suite_part, invalid_answer
 from hil.controller.farm.client.client import FarmClient, reading_answer
-from hil.controller.farm.job_files import typed_request
+from hil.controller.farm.job_files import PROGRAMS, typed_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
 from hil.controller.records.base import Record, make_record
 from hil.controller.records.farm import JobResultRow, SuitePart, make_suite_part
@@ -130,7 +130,9 @@ def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
     """
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="use a different --out")
-    _download_files(farm, one.result.files, folder)
+    # Programs are only for the farm's history.
+    files = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[:1] != (PROGRAMS,)}
+    _download_files(farm, files, folder)
 
 
 def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -> SuiteRun:
@@ -304,6 +306,19 @@ def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     )
     write_reports(folder)
     return run
+
+
+def read_suite_head(part: EndedJob, name: str) -> SuiteRecord:
+    """Return the record of a suite run that has only this part.
+
+    Args:
+        name: ID of the run.
+
+    Raises:
+        FarmError: the part's record is invalid.
+    """
+    with _naming_jobs([part.name]):
+        return _build_head([part], [part.part], Path(name))
 
 
 def _read_origin(part: EndedJob) -> Origin | None:

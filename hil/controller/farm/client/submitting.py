@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client.client import FarmClient
-from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, packed_run
+from hil.controller.farm.job_files import DIRTY, MODEL_PATH, JobFiles, affinity, packed_bundle, packed_run
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
@@ -24,10 +24,11 @@ from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import origin_of
+from hil.controller.storage.origin import is_tree_dirty, origin_of
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
+from hil.controller.workloads.history.source_state import shorten_model
 from hil.controller.workloads.suites.cases.model_scan import brings_cases, scan_models
 from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of, source_hint
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, SuiteModel
@@ -123,7 +124,11 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload
 def _build_workload(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
     uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
-    specs = tuple(spec.replace(title=name) for (spec, _), name in zip(packed, names, strict=True))
+    dirty = is_tree_dirty()
+    specs = tuple(
+        spec.replace(title=name, options={**spec.options, DIRTY: dirty, MODEL_PATH: shorten_model(str(path))})
+        for (spec, _), name, path in zip(packed, names, job.models, strict=True)
+    )
     return Workload(_format_title(names), specs, uploads)
 
 
@@ -216,6 +221,7 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
         source = _pack_source(request, suite, context, parcel)
     options = {**jsonable(request.to_json()), **source, **_pack_flow(request, parcel)}
     options["origin"] = origin_of(request.settings.labels).to_json()
+    options[DIRTY] = is_tree_dirty()
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
         **{"suite": suite.name, "flow_name": flow.name, "runtime": flow.runtime},

@@ -21,8 +21,17 @@ from hil.controller.farm.settings import FarmSettings
 class GatewayContext:
     """Components of one gateway."""
 
-    def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, store: ArtifactStore) -> None:
+    def __init__(
+        self,
+        db: Database,
+        engine: LeaseQueue,
+        settings: FarmSettings,
+        store: ArtifactStore,
+        *,
+        keeps_programs: bool = False,
+    ) -> None:
         self.db, self.engine, self.settings, self.store = db, engine, settings, store
+        self.keeps_programs = keeps_programs  # True if hosts upload the programs of jobs for the history
         self.access = Authenticator(db)
         self.pubsub = PubSub()
         self.metrics = Metrics()

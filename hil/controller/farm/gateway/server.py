@@ -19,6 +19,7 @@ from hil.controller.farm.database.database import Database, DatabaseAway, connec
 from hil.controller.farm.gateway.artifacts import ArtifactService, ArtifactStore
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.context import GatewayContext
+from hil.controller.farm.gateway.history.recorder import HistoryRecorder
 from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
 from hil.controller.farm.leasing import sweeper
@@ -26,6 +27,7 @@ from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetched
+from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.records.farm import FarmStats
 from hil.protocol import grpc_calls
 from hil.protocol.listening import (
@@ -57,6 +59,7 @@ class GatewayConfig:
     metrics: str = ""  # ``HOST:PORT`` for Prometheus metrics; "" disables them
     advertise: str = ""  # address of this gateway for hosts, if several gateways share an address
     settings: FarmSettings = field(default_factory=FarmSettings)
+    history: HistorySettings | None = None  # history to which finished jobs are added; None for no history
     patience_s: float = 30.0  # time to wait for the database at startup
 
 
@@ -106,6 +109,8 @@ class Gateway:
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
         }
+        if config.history:
+            beside["history"] = HistoryRecorder(context, config.history).run
         async with context.db.transaction() as tx:
             await presence.gateway_started(tx, context.name)
         self._tasks = [asyncio.create_task(_run_forever(name, run), name=name) for name, run in beside.items()]
@@ -148,7 +153,9 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         stack.push_async_callback(engine.close)
-        gateway = Gateway(config, GatewayContext(db, engine, config.settings, store))
+        gateway = Gateway(
+            config, GatewayContext(db, engine, config.settings, store, keeps_programs=bool(config.history))
+        )
         stack.push_async_callback(gateway.stop)
         await gateway.start()
         yield gateway

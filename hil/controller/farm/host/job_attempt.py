@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import filelock
 
 from hil.controller.farm.client.client import AGAIN_S, FarmClient
+from hil.controller.farm.host.job_programs import copy_programs
 from hil.controller.farm.host.lease_runner import REASON, Attempt
-from hil.controller.farm.job_files import inside, job_of, key_of, request_of
+from hil.controller.farm.job_files import KEEP_PROGRAMS, inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import Origin
@@ -74,6 +75,8 @@ def use_board(attempt: Attempt) -> JobResult:
         _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
     with timed("run"), coming_from(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
         record, place = _execute_job(attempt, work, out)
+        if spec.options.get(KEEP_PROGRAMS) and record.cases:
+            copy_programs(place, attempt.print)
     with timed("upload"):
         stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
     for case in record.cases if isinstance(record, RunRecord) else ():

@@ -34,7 +34,7 @@ from hil.controller.farm.paths import (
     socket_of,
     token_file,
 )
-from hil.controller.farm.settings import load_settings
+from hil.controller.farm.settings import load_history, load_settings
 from hil.core.files import read_text, write_atomic
 from hil.core.processes import module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
@@ -42,7 +42,7 @@ from hil.protocol.local_socket import LONGEST_PATH
 
 # Packages of the extra `farm`, without those of the embedded database.
 _PACKAGES = ("psycopg", "psycopg_pool", "procrastinate", "fsspec", "prometheus_client")
-LOCK, LOGS = "up.lock", "logs"
+LOCK, LOGS, DATABASE = "up.lock", "logs", "postgres"
 
 
 def need_packages() -> None:
@@ -148,7 +148,9 @@ class LocalFarm:
     def __enter__(self) -> LocalFarm:
         need_packages()
         prepare_home(self.home)
+        # Report invalid settings before anything starts.
         load_settings(self.home / "farm.toml")
+        load_history(self.home / "farm.toml", "")
         try:
             self._lock.acquire()
         except filelock.Timeout:
@@ -177,7 +179,7 @@ class LocalFarm:
         if not url:
             from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 
-            self._database = EmbeddedDatabase(self.home / "postgres")
+            self._database = EmbeddedDatabase(self.home / DATABASE)
             url = self._database.start()
             self._say(f"database  {self._database.folder}")
         self._check_stopped()

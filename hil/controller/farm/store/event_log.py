@@ -49,6 +49,11 @@ async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: s
     await _notify_job(tx, job.submission, job.id, job.name, state)
 
 
+async def note_unrecorded(tx: Tx, job: str, reason: str) -> None:
+    """Record that the history does not have all results or programs of a job."""
+    await _add_event(tx, "job.unrecorded", job=job, reason=storable(reason))
+
+
 async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
     """Record granted leases. Rows contain id, board, job, job name and submission."""
     for row in leases:

@@ -69,7 +69,7 @@ class ProgramFolder:
             return None
         try:
             record = read_record(folder / RECORD, StoredProgram, _MAX_RECORD_BYTES)
-            _check_record(record, digest, folder)
+            _check_folder(record, digest, folder)
         except UsageError as error:
             raise StorageError(
                 f"the history's program {digest} is damaged: {error.message}",
@@ -178,12 +178,19 @@ class ProgramFolder:
         return self.root / digest.replace(":", "-", 1)
 
 
-def _check_record(record: StoredProgram, digest: str, folder: Path) -> None:
-    """Raise UsageError unless a record describes the program with this digest, with all files in its directory."""
-    if not record.digest == digest == combine_digests(record.files):
+def check_record(record: StoredProgram) -> None:
+    """Raise UsageError unless a record has the digest of its files, and a main file."""
+    if not record.digest or record.digest != combine_digests(record.files):
         raise UsageError(f"{RECORD} describes another program")
     if record.main not in record.files:
         raise UsageError(f"main file {record.main!r} is not a file of the program")
+
+
+def _check_folder(record: StoredProgram, digest: str, folder: Path) -> None:
+    """Raise UsageError unless a record describes the program with this digest, with all files in its directory."""
+    if record.digest != digest:
+        raise UsageError(f"{RECORD} describes another program")
+    check_record(record)
     if folder.is_symlink() or (folder / FILES).is_symlink():
         raise UsageError("the directory is a symbolic link")
     for name in record.files:

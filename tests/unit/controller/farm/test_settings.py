@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.settings import FarmSettings, load_settings
+from hil.controller.farm.local.farm_history import find_farm_history
+from hil.controller.farm.settings import FarmSettings, load_history, load_settings
+from hil.controller.pipeline.settings.history_settings import HistorySettings
+from hil.controller.storage.history.place import HistoryPlace
 from hil.errors import UsageError
 
 
@@ -75,3 +78,28 @@ def test_settings_report_unreadable_file(path: Path):
 def test_default_timeouts_allow_missed_beats():
     usual = FarmSettings()
     assert min(usual.lease_s, usual.owner_s, usual.holder_s) >= 3 * usual.beat_s
+
+
+def test_history_is_in_the_farms_database_and_home(path: Path, tmp_path: Path):
+    url = "postgresql://lab/farm"
+    assert load_history(path, url) is None
+    path.write_text('[history]\nquota = "3 MiB"')
+    assert load_history(path, url) is None
+    path.write_text('[history]\nauto = true\nquota = "3 MiB"')
+    assert load_history(path, url) == HistorySettings(HistoryPlace(tmp_path / "history", url), 3 << 20, True)
+    path.write_text('[history]\nauto = true\npath = "kept"')
+    assert load_history(path, url) == HistorySettings(HistoryPlace(tmp_path / "kept"), auto=True)
+    path.write_text("[history]\nenabled = true")
+    with pytest.raises(UsageError, match=r"unknown key 'enabled' in \[history\]"):
+        load_history(path, url)
+
+
+def test_local_history_uses_embedded_or_given_database(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HIL_FARM_HOME", str(tmp_path))
+    monkeypatch.delenv("HIL_FARM_DB", raising=False)
+    with pytest.raises(UsageError, match="has no history"):
+        find_farm_history()
+    path.write_text("[history]\nauto = true")
+    assert find_farm_history().place.url.startswith("postgresql://postgres@/postgres?host=")
+    monkeypatch.setenv("HIL_FARM_DB", "postgresql://lab/farm")
+    assert find_farm_history().place == HistoryPlace(tmp_path / "history", "postgresql://lab/farm")

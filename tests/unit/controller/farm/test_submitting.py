@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.farm.client import submitting
 from hil.controller.farm.client.submitting import _build_workload, kind_of
 from hil.controller.farm.job_files import JobFiles
 from hil.controller.farm.messages import JobSpec, Kind
@@ -37,5 +38,13 @@ def test_submission_titles_jobs_by_model() -> None:
     load = _build_workload(job, [(JobSpec(Kind.RUN), JobFiles()) for _ in job.models])
     assert load.title == "digits and 2 more"
     assert [spec.title for spec in load.specs] == ["digits", "saved", "relu"]
+    assert [spec.options["model_path"] for spec in load.specs] == [str(path) for path in job.models]
     target = load.for_target("sim-f16")
     assert (target.title, target.specs[2].title) == ("digits and 2 more sim-f16", "relu sim-f16")
+
+
+def test_submission_sends_state_of_working_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitting, "is_tree_dirty", lambda: True)
+    job = Job(models=(Path("nets/digits.onnx"),))
+    (spec,) = _build_workload(job, [(JobSpec(Kind.RUN, {"seed": 1}), JobFiles())]).specs
+    assert spec.options == {"seed": 1, "dirty": True, "model_path": "nets/digits.onnx"}

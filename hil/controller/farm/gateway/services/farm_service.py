@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from hil.controller.farm.database.notifications import Change, drained
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
+from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, submissions, sweeper
 from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
@@ -56,6 +58,9 @@ class FarmService:
     async def submit(self, request: pb.SubmitRequest, call: GatewayCall) -> pb.SubmitReply:
         """Queue jobs, and assign free boards."""
         context, wanted = self._context, submission_of(request.submission)
+        if context.keeps_programs:
+            specs = (spec.replace(options={**spec.options, KEEP_PROGRAMS: True}) for spec in wanted.specs)
+            wanted = replace(wanted, specs=tuple(specs))
         trace = request.trace if len(request.trace) <= 100 and request.trace.isprintable() else ""
         with telemetry.span("submit", trace, user=call.who.user, title=wanted.title, jobs=len(wanted.specs)) as span:
             async with context.db.transaction() as tx:

@@ -1,0 +1,1 @@
+"""History of a farm: add the results of finished jobs."""
