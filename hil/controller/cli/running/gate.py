@@ -16,8 +16,8 @@ from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from hil.controller.pipeline.settings.history_settings import HistorySettings
     from hil.controller.records.gate import GateRecord
-    from hil.controller.storage.history.place import HistoryPlace
 
 
 def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
 @click.option("--out", type=FILE, metavar="DIR", help="Directory for gates (default: hil-gates).")
 @json_option
 def gate(
-    place: HistoryPlace | None,
+    chosen: HistorySettings | None,
     baseline: str,
     as_json: bool,
     markdown: Path | None,
@@ -125,7 +125,7 @@ def gate(
     from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
     from hil.controller.workloads.gate.run import GateJob, run_gate
 
-    defaults = find_history(Path())
+    history = chosen or find_history(Path())
     own = {
         name: settings.pop(name)
         for name in ("commit", "fail_on", "budget_s", "second_board", "resume", "bisect", "over", "build_timeout_s")
@@ -133,11 +133,11 @@ def gate(
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * min_effect:g}: expected more than 0 and less than 100 percent")
-    job = GateJob(Job(**settings), baseline or defaults.baseline, min_effect=min_effect, **own)
+    job = GateJob(Job(**settings), baseline or history.baseline, min_effect=min_effect, **own)
     with (
         Screen(quiet=as_json) as screen,
         open_context() as context,
-        HistoryStore.open(place or defaults.place, quota=defaults.quota, baseline=job.baseline) as store,
+        HistoryStore.open(history.place, quota=history.quota, baseline=job.baseline) as store,
     ):
         record = run_gate(job, store, context, screen)
     for file, make in ((markdown, make_markdown), (junit, make_junit), (sarif, make_sarif)):

@@ -17,8 +17,8 @@ from hil.controller.cli.screen import answer, say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
+    from hil.controller.pipeline.settings.history_settings import HistorySettings
     from hil.controller.records.history import AddedEntries
-    from hil.controller.storage.history.place import HistoryPlace
     from hil.controller.storage.history.store import HistoryStore
 
 history_option = make_history_option("[history] in hil.toml, or hil-runs/history")
@@ -30,13 +30,13 @@ source_options = options(
 _FORMATS = ("google-benchmark", "benchmark-model", "trtexec", "polygraphy")
 
 
-def open_history(place: HistoryPlace | None, *, create: bool = False) -> HistoryStore:
+def open_history(chosen: HistorySettings | None, *, create: bool = False) -> HistoryStore:
     """Open the given history, or the history that the project file defines."""
     from hil.controller.pipeline.settings.project import find_history
     from hil.controller.storage.history.store import HistoryStore
 
-    settings = find_history(Path())
-    return HistoryStore.open(place or settings.place, create=create, quota=settings.quota, baseline=settings.baseline)
+    settings = chosen or find_history(Path())
+    return HistoryStore.open(settings.place, create=create, quota=settings.quota, baseline=settings.baseline)
 
 
 @group(epilog="Example: hil history show digits_cnn")
@@ -49,7 +49,7 @@ def history() -> None:
 @source_options
 @history_option
 @json_option
-def add(runs: Sequence[str], commit: str, branch: str, place: HistoryPlace | None, as_json: bool) -> int:
+def add(runs: Sequence[str], commit: str, branch: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Add the cases of stored RUNs: runs, benches, suite runs and matrices.
 
     RUN is a directory, a name or the start of a name in hil-runs or hil-suites, or `latest`. Adding a run again has no
@@ -63,7 +63,7 @@ def add(runs: Sequence[str], commit: str, branch: str, place: HistoryPlace | Non
     for run in runs:
         collector.collect(session_folder(run))
     found = collector.found
-    with open_history(place, create=True) as store:
+    with open_history(chosen, create=True) as store:
         report = store.add(found.entries, found.programs.values())
     report.skipped[:0] = found.skipped
     return _show_added(report, as_json)
@@ -86,7 +86,7 @@ def import_files(
     runtime: str,
     commit: str,
     branch: str,
-    place: HistoryPlace | None,
+    chosen: HistorySettings | None,
     as_json: bool,
 ) -> int:
     """Import measurements of other tools.
@@ -100,7 +100,7 @@ def import_files(
     state = SourceOptions(commit, branch).state_of(None)
     names = ForeignNames(model, board, runtime)
     entries = [entry for file in files for entry in read_foreign(file, kind or "", names, state)]
-    with open_history(place, create=True) as store:
+    with open_history(chosen, create=True) as store:
         report = store.add(entries)
     return _show_added(report, as_json)
 
@@ -121,12 +121,12 @@ def _show_added(report: AddedEntries, as_json: bool) -> int:
 @history.command(epilog="Example: hil history ls")
 @history_option
 @json_option
-def ls(place: HistoryPlace | None, as_json: bool) -> int:
+def ls(chosen: HistorySettings | None, as_json: bool) -> int:
     """List the series: measurements of a case on a board, with a runtime and flags."""
     from hil.controller.records.history import SeriesList
     from hil.controller.workloads.history.tables import SERIES_HEADS, describe_series
 
-    with open_history(place) as store:
+    with open_history(chosen) as store:
         found = SeriesList(history=str(store.place), series=store.series())
     rows = [describe_series(one) for one in found.series]
     return answer(as_json, found, show=lambda: _print_table(SERIES_HEADS, rows, ("runs", "median")))
@@ -136,7 +136,7 @@ def ls(place: HistoryPlace | None, as_json: bool) -> int:
 @click.argument("series", metavar="SERIES")
 @history_option
 @json_option
-def show(series: str, place: HistoryPlace | None, as_json: bool) -> int:
+def show(series: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Show the entries of a SERIES, oldest first.
 
     SERIES is the ID or the start of an ID that `hil history ls` prints, a case or a model. `+` marks a commit with
@@ -153,7 +153,7 @@ def show(series: str, place: HistoryPlace | None, as_json: bool) -> int:
         list_notes,
     )
 
-    with open_history(place) as store:
+    with open_history(chosen) as store:
         summary = store.find_series(series)
         entries = list(store.entries(summary.id))
     found = SeriesHistory(id=summary.id, key=summary.key, entries=entries, changes=describe_changes(entries))
@@ -181,11 +181,11 @@ def show(series: str, place: HistoryPlace | None, as_json: bool) -> int:
     help="Format: a JSON document per line with all samples, or CSV without samples.",
 )
 @history_option
-def export(series: Sequence[str], to: str, place: HistoryPlace | None) -> None:
+def export(series: Sequence[str], to: str, chosen: HistorySettings | None) -> None:
     """Print the entries of all series, or of each SERIES, oldest first."""
     from hil.controller.workloads.history.tables import write_csv
 
-    with open_history(place) as store:
+    with open_history(chosen) as store:
         names = [store.find_series(one).id for one in series] or [""]
         entries = (entry for name in names for entry in store.entries(name))
         if to == "csv":
@@ -200,13 +200,13 @@ def export(series: Sequence[str], to: str, place: HistoryPlace | None) -> None:
 @click.argument("text", metavar="TEXT")
 @history_option
 @json_option
-def annotate(target: str, text: str, place: HistoryPlace | None, as_json: bool) -> int:
+def annotate(target: str, text: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Add a note to all entries of a commit or a run, or to the entry of a case."""
     from hil.controller.records.history import AddedAnnotation
 
     if not text.strip():
         raise UsageError("the note is empty", hint="hil history annotate COMMIT 'known: new compiler'")
-    with open_history(place) as store:
+    with open_history(chosen) as store:
         note, count = store.annotate(target, text)
     entries = f"{count} {'entry' if count == 1 else 'entries'}"
     return answer(as_json, AddedAnnotation(annotation=note, entries=count), f"annotated {entries}")
@@ -216,14 +216,14 @@ def annotate(target: str, text: str, place: HistoryPlace | None, as_json: bool) 
 @click.argument("target", metavar="COMMIT|RUN|RUN:CASE")
 @history_option
 @json_option
-def accept(target: str, place: HistoryPlace | None, as_json: bool) -> int:
+def accept(target: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Accept the results of a commit or a run as normal.
 
     `hil gate` then compares later programs with the accepted programs.
     """
     from hil.controller.records.history import AcceptedEntries
 
-    with open_history(place) as store:
+    with open_history(chosen) as store:
         count = store.accept(target)
     entries = f"{count} {'entry' if count == 1 else 'entries'}"
     return answer(as_json, AcceptedEntries(entries=count), f"accepted {entries}")

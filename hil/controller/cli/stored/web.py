@@ -18,6 +18,7 @@ from hil.controller.cli.screen import say
 from hil.errors import HilError, UsageError
 
 if TYPE_CHECKING:
+    from hil.controller.pipeline.settings.history_settings import HistorySettings
     from hil.controller.storage.history.place import HistoryPlace
 
 
@@ -60,7 +61,7 @@ def web(
     farm: str,
     published: Path | None,
     published_gb: float,
-    place: HistoryPlace | None,
+    chosen: HistorySettings | None,
 ) -> None:
     """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, gates, tensors, graphs, traces.
 
@@ -111,9 +112,21 @@ def web(
     if farm and farm != "local":
         where()  # report missing connection settings immediately
     access = AccessRules(host, token or made)
-    history = place or _find_history(roots)
+    history = chosen.place if chosen else _find_farm_history(farm) or _find_history(roots)
     link = where if farm else None
     serve(roots, access, port, listening=listening, farm=link, farm_name=name, published=store, history=history)
+
+
+def _find_farm_history(farm: str) -> HistoryPlace | None:
+    """Return the history of this machine's farm, or None if the pages show another farm or the farm has no history."""
+    if farm != "local":
+        return None
+    from hil.controller.farm.local.farm_history import find_farm_history
+
+    try:
+        return find_farm_history().place
+    except UsageError:
+        return None
 
 
 def _find_history(roots: Sequence[Path]) -> HistoryPlace | None:

@@ -70,7 +70,7 @@ def series(request: Request) -> Response:
 
 def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Response:
     if site.history is None:
-        raise UsageError("no history", hint="select a history: hil web --history DIR")
+        raise UsageError("no history", hint="select a history: hil web --history DIR|URL")
     found = read_run_series(site.history, wanted.id)
     with site.reader.reading() as database:
         links = link_runs(database, {one.entry.run for one in found.runs})

@@ -13,6 +13,7 @@ from support.schemas import check_document
 from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.main import cli
 from hil.controller.cli.stored.history import import_files
+from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.history.foreign import FORMATS
 from hil.errors import UsageError
@@ -54,6 +55,28 @@ def test_commands_print_valid_documents(call):
     assert [one["key"]["board"] for one in documents["history ls"]["series"]] == ["rpi5", "sim"]
     (entry,) = documents["history show"]["entries"]
     assert entry["source"]["commit"] == "abcdef"
+
+
+def test_history_option_selects_postgresql_database(call, empty_db, tmp_path):
+    assert "added 1 entry" in call("add", "latest", "--history", empty_db)
+    found = json.loads(call("ls", "--history", empty_db, "--json"))
+    assert found["history"] == f"postgresql:///{empty_db.partition('@/')[2].partition('?')[0]}"
+    assert len(found["series"]) == 1
+    assert json.loads(call("ls", "--json"))["series"] == []
+    with pytest.raises(UsageError, match="invalid history 'mysql://lab/h'"):
+        call("ls", "--history", "mysql://anna:secret@lab/h")
+
+
+def test_history_option_selects_farm_of_this_machine(call, empty_db, tmp_path, monkeypatch):
+    monkeypatch.setenv("HIL_FARM_HOME", str(tmp_path / "farm"))
+    monkeypatch.setenv("HIL_FARM_DB", empty_db)
+    with pytest.raises(UsageError, match="has no history"):
+        call("ls", "--history", "farm")
+    (tmp_path / "farm").mkdir()
+    (tmp_path / "farm" / "farm.toml").write_text("[history]\nauto = true\n")
+    call("add", "latest", "--history", "farm")
+    with HistoryStore.open(HistoryPlace(tmp_path / "farm" / "history", empty_db)) as store:
+        assert [one.case for one in store.entries()] == ["m"]
 
 
 def test_show_prints_entries_with_notes(call):

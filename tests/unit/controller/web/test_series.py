@@ -21,7 +21,7 @@ from support.web import asking, serving, write_run
 from support.web_hostile import PAYLOADS
 from support.web_pages import Crawl, check_page, of_templates
 
-from hil.controller.cli.stored.web import _find_history
+from hil.controller.cli.stored.web import _find_farm_history, _find_history
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.history.place import FILE, HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
@@ -174,6 +174,15 @@ def test_damaged_history_is_reported(tmp_path: Path, series_id: str) -> None:
     with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         assert client.get("/series").status_code == 404
         assert client.get("/").status_code == 200
+
+
+def test_pages_of_local_farm_show_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_FARM_HOME", str(tmp_path))
+    monkeypatch.setenv("HIL_FARM_DB", "postgresql://lab/farm")
+    assert _find_farm_history("local") is None
+    (tmp_path / "farm.toml").write_text("[history]\nauto = true\n")
+    assert _find_farm_history("local") == HistoryPlace(tmp_path / "history", "postgresql://lab/farm")
+    assert _find_farm_history("lab:7070") is None
 
 
 def test_web_finds_history_of_served_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
