@@ -13,15 +13,17 @@ from typing import Any, TypeAlias
 
 from hil.agent import ipc
 from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
+from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
 from hil.core.results import MOST_NAMES, Part, Placement
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 
-# Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration.
+# Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration, and by the
+# instructions of each iteration if they were counted.
 _NUMBERS = 3
-_ITERATION_BYTES = 16
+_ITERATION_BYTES = 24
 # Numbers for a call in a program with steps: tokens, start and end.
 _CALL_NUMBERS = 3
 # Maximum size of a cached output description. The next response usually has the same description.
@@ -29,6 +31,7 @@ _KEPT_BYTES = 1 << 12
 # Every numpy version supports this many dimensions.
 _MOST_DIMS = 32
 _MOST_FILE_NAME = 200
+_MOST_PROBLEM = 1000
 _INT64 = 1 << 63
 _OVERWRITTEN = "the program or the runtime corrupted the worker's memory, or replied in place of the worker"
 
@@ -92,6 +95,7 @@ class Ran:
     placement: Placement | None = None  # None if unchanged or unknown
     repetition: Repeated | None = None  # None after a single run
     calls: tuple[StepCall, ...] = ()  # calls of a program with steps
+    instructions: InstructionCounts | None = None  # None if not requested
 
     @property
     def size(self) -> int:
@@ -111,7 +115,8 @@ class ClockStepped(RunCrashed):
 
 
 Answer: TypeAlias = "ProgramSignature | Ran | None"
-_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None]"
+# The counts in a description are empty: the numbers contain them.
+_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None, InstructionCounts | None]"
 
 
 @dataclass
@@ -119,7 +124,7 @@ class Known:
     """Output description of the last invocation, as bytes and in parsed form."""
 
     text: bytes = b""
-    made: _Made = ((), None, None)
+    made: _Made = ((), None, None, None)
 
 
 def most_bytes(iterations: int) -> int:
@@ -140,7 +145,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
         ClockStepped: the timestamps run backwards.
     """
     try:
-        most = _NUMBERS + 2 * iterations + (MAX_CALLS * _CALL_NUMBERS if op == "generate" else 0)
+        most = _NUMBERS + 3 * iterations + (MAX_CALLS * _CALL_NUMBERS if op == "generate" else 0)
         text, numbers = ipc.split(body, most)
         if op == "invoke" and numbers and text and known is not None and text == known.text:
             return _ran(known.made, numbers, iterations)
@@ -152,13 +157,13 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
             if op == "load":
                 return _signature(found)
             if op == "profile":
-                return _ran((_profile(found), None, _repeated(found)), numbers, 0)
+                return _ran((_profile(found), None, _repeated(found), None), numbers, 0)
             made = _made(found)
             if op == "generate":
-                end = _NUMBERS + 2 * iterations
+                end = _NUMBERS + _width(made) * iterations
                 return replace(_ran(made, numbers[:end], iterations), calls=_calls(numbers[end:]))
             if known is not None:
-                known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", ((), None, None))
+                known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", Known.made)
             return _ran(made, numbers, iterations)
         error = _error(answer["error"], op)
     except ipc.Garbled as why:
@@ -188,19 +193,28 @@ def _signature(found: dict[str, Any]) -> ProgramSignature:
 
 
 def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
-    if len(numbers) != _NUMBERS + 2 * iterations:
+    if len(numbers) != _NUMBERS + _width(made) * iterations:
         raise ipc.Garbled("the numbers of timestamps and iterations differ")
     warmup_ns, cpu_ns, peak = numbers[:_NUMBERS]
     if cpu_ns < 0 or peak < 0:
         raise ipc.Garbled("a number is negative")
     middle = _NUMBERS + iterations
-    starts, ends = numbers[_NUMBERS:middle], numbers[middle:]
+    end = middle + iterations
+    starts, ends, counts = numbers[_NUMBERS:middle], numbers[middle:end], numbers[end:]
     stamps = itertools.chain.from_iterable(zip(starts, ends, strict=True))
     steps = (later - earlier for earlier, later in itertools.pairwise(stamps))
     if (step_ns := min(warmup_ns, min(steps, default=0))) < 0:
         raise ClockStepped(-step_ns)
-    outputs, placement, repeated = made
-    return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated)
+    if min(counts, default=1) < 1:
+        raise ipc.Garbled("number of instructions out of range")
+    outputs, placement, repeated, counted = made
+    counted = counted and replace(counted, counts=counts)
+    return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated, instructions=counted)
+
+
+def _width(made: _Made) -> int:
+    """Return the count of numbers per iteration."""
+    return 2 if made[3] is None or made[3].problem else 3
 
 
 def _calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
@@ -219,7 +233,17 @@ def _made(found: dict[str, Any]) -> _Made:
     placement = None
     if found.get("placement") is not None:
         placement = tuple(map(_part, *_take(found, placement=list)))
-    return _outputs(*_take(found, outputs=list)), placement, _repeated(found)
+    return _outputs(*_take(found, outputs=list)), placement, _repeated(found), _counted(found.get("instructions"))
+
+
+def _counted(found: Any) -> InstructionCounts | None:
+    """Return the counter, or why there are no counts; None if the worker does not count."""
+    if found is None:
+        return None
+    counter, problem = _take(found, counter=str, problem=str)
+    if len(problem) > _MOST_PROBLEM or counter not in (("",) if problem else AGENT_COUNTERS):
+        raise ipc.Garbled("unknown counter of instructions")
+    return InstructionCounts(counter, problem=problem)
 
 
 def _outputs(found: list[Any]) -> tuple[Output, ...]:

@@ -33,6 +33,7 @@ import numpy as np
 from hil.agent import ipc, progress
 from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
 from hil.agent.fresh_inputs import FreshInputs
+from hil.agent.instructions import CountingFailed, CountLog, InstructionCounter
 from hil.agent.ipc import Arena, lay_out
 from hil.agent.iterations import AnswerLog
 from hil.agent.progress import ProgressLog
@@ -40,6 +41,7 @@ from hil.core import tensors
 from hil.core.clock import now_ns
 from hil.core.files import map_file
 from hil.core.guarded import calls_text, error_text
+from hil.core.instructions import RUNTIME
 from hil.core.named import resolve
 from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
@@ -99,9 +101,19 @@ class _ForkedWorker:
         self._entries: list[dict[str, Any]] | None = None
         self._arrays: list[Array] = []
         self._placed: Placement | None = None
+        # Counter of instructions, if the order requests it, or why there is none.
+        self._counter: InstructionCounter | None = None
+        self._counts_instructions, self._counter_problem = False, ""
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """Create the runtime, and open the device if the order contains it."""
+        if order["instructions"]:
+            # Open the counter before the runtime starts threads, so that the counter includes them.
+            self._counts_instructions = True
+            try:
+                self._counter = InstructionCounter()
+            except CountingFailed as error:
+                self._counter_problem = str(error)
         self._sandboxed = "sandbox" in order["options"]
         if self._sandboxed:
             # Enter the sandbox before opening the device, which starts threads.
@@ -162,6 +174,7 @@ class _ForkedWorker:
         program.bind(self._given(order["inputs"], order["bytes"], program.inputs, fresh))
         renew = getattr(program, "renew", _nothing)
         answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs, reserved)
+        counts = self._begin_counts(program)
         starts: list[int] = []
         ends: list[int] = []
         cpu_ns = 0
@@ -170,17 +183,33 @@ class _ForkedWorker:
                 fresh.restore()
             renew()
             cpu_start = time.process_time_ns()
+            if counts is not None:
+                counts.begin()
             starts.append(now_ns())
             program.run()
             ends.append(now_ns())
+            if counts is not None and number >= warmup:
+                counts.end()
             if number >= warmup:
                 cpu_ns += time.process_time_ns() - cpu_start
                 note()
             answers.add(program.fetch())
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
         self.numbers = [warmup_ns, cpu_ns, _own_peak(), *starts[warmup:], *ends[warmup:]]
-        repetition = answers.record() if runs > 1 else {}
-        return {"outputs": answers.outputs, "placement": self._news_of_placement(), **repetition}
+        reply: dict[str, Any] = {"outputs": answers.outputs, "placement": self._news_of_placement()}
+        if counts is not None:
+            counted = counts.finish()
+            self.numbers += counted.counts
+            reply["instructions"] = {"counter": counted.counter, "problem": counted.problem}
+        return {**reply, **(answers.record() if runs > 1 else {})}
+
+    def _begin_counts(self, program: Any) -> CountLog | None:
+        """Return a log for the instructions of an invocation, or None if they are not requested."""
+        if not self._counts_instructions:
+            return None
+        count = getattr(program, "count_instructions", None)
+        own = None if count is None else (getattr(program, "instruction_counter", RUNTIME), count)
+        return CountLog(self._counter, self._counter_problem, own)
 
     def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run the program under the runtime's profiler, and return the profiler's files as outputs."""

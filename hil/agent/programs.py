@@ -158,7 +158,7 @@ class Programs:
         try:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             self._check_memory(size, "the program")
-            worker = self._supervisor.take(request.runtime, request.device)
+            worker = self._supervisor.take(request.runtime, request.device, instructions=request.instructions)
             with self._lock:
                 self._sessions.require(session)
                 loading.worker = worker
@@ -335,6 +335,8 @@ class Programs:
         if ran.repetition is not None:
             done.repetition.CopyFrom(_repetition_message(ran.repetition))
         done.calls.extend(pb.StepCall(**vars(call)) for call in ran.calls)
+        if ran.instructions is not None:
+            done.instructions.CopyFrom(pb.Instructions(**vars(ran.instructions)))
         streams = self._tensors(worker, ran.outputs, done)
         if with_state:
             state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())

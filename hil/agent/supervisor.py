@@ -406,8 +406,11 @@ class Supervisor:
             thread.join()
         return {name: server.described for name, server in servers.items()}
 
-    def take(self, runtime: str, device: str) -> WorkerProcess:
+    def take(self, runtime: str, device: str, *, instructions: bool = False) -> WorkerProcess:
         """Return a worker with this runtime: a spare worker if available, else a new worker.
+
+        Args:
+            instructions: return a new worker that counts instructions. A spare worker does not count.
 
         Raises:
             LoadFailed: the runtime is unknown or not installed.
@@ -424,6 +427,8 @@ class Supervisor:
                 hint=f"installed runtimes: {', '.join(self._installed())}; install {runtime} over SSH with "
                 f"`hil board deploy --runtime {runtime}`; a simulated board uses the packages of hil's environment",
             )
+        if instructions:
+            return self._start(runtime, device, instructions=True)
         with self._lock:
             for key in ((runtime, device), (runtime, None)):
                 spare = self._spares.get(key)
@@ -502,16 +507,15 @@ class Supervisor:
     def _installed(self) -> list[str]:
         return sorted(name for name in self._servers if not lacking(name))
 
-    def _start(self, runtime: str, device: str | None) -> WorkerProcess:
+    def _start(self, runtime: str, device: str | None, *, instructions: bool = False) -> WorkerProcess:
         who = called("runtime", RUNTIME_GROUP, runtime) if package_of(RUNTIME_GROUP, runtime) else ""
         try:
             worker = WorkerProcess(self._servers[runtime], self.logs, who)
         except BoardUnfit as error:
             name_package(error, who)
             raise
-        worker.order(
-            {"op": "prepare", "runtime": self._references[runtime], "device": device, "options": self._options}
-        )
+        how = {"runtime": self._references[runtime], "device": device, "options": self._options}
+        worker.order({"op": "prepare", **how, "instructions": instructions})
         return worker
 
     def _refill(self, runtime: str, device: str | None, spare: _Spare, surplus: list[_Spare]) -> None:

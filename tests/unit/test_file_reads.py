@@ -42,6 +42,7 @@ ALLOWED = {
     "agent/__main__.py:config_of": _PIPE,
     "agent/confinement.py:confine": _KERNEL,
     "agent/forks.py:_become_server": _KERNEL,
+    "agent/instructions.py:_explain": _KERNEL,
     "agent/machine.py:_bytes": _KERNEL,
     "agent/machine.py:_text": _KERNEL,
     "controller/analysis/profile/perfetto.py:_load_rpc_class": _PACKAGE,

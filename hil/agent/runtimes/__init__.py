@@ -68,6 +68,13 @@ class Program(Protocol):
     ``step`` of the other returned. hil calls this again after ``renew``, and uses it for decoders with separate
     functions for prompts.
 
+    **Instructions**::
+
+        def count_instructions(self) -> int
+
+    Return the instructions of the last run, counted by the device or by its simulator. hil calls this after timed
+    iterations, if the user requests counts. Without this method, hil counts the instructions of the worker's process.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

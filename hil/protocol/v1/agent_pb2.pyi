@@ -349,20 +349,22 @@ class ProgramFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("files", "main", "runtime", "device", "function", "timeout_s")
+    __slots__ = ("files", "main", "runtime", "device", "function", "timeout_s", "instructions")
     FILES_FIELD_NUMBER: _ClassVar[int]
     MAIN_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[ProgramFile]
     main: str
     runtime: str
     device: str
     function: str
     timeout_s: float
-    def __init__(self, files: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., main: _Optional[str] = ..., runtime: _Optional[str] = ..., device: _Optional[str] = ..., function: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    instructions: bool
+    def __init__(self, files: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., main: _Optional[str] = ..., runtime: _Optional[str] = ..., device: _Optional[str] = ..., function: _Optional[str] = ..., timeout_s: _Optional[float] = ..., instructions: _Optional[bool] = ...) -> None: ...
 
 class LoadReply(_message.Message):
     __slots__ = ("program_id", "device", "function", "inputs", "outputs", "load_ns", "worker_pid")
@@ -495,7 +497,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls", "instructions")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +510,7 @@ class InvokeDone(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -520,7 +523,18 @@ class InvokeDone(_message.Message):
     placement: Placement
     repetition: Repetition
     calls: _containers.RepeatedCompositeFieldContainer[StepCall]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ...) -> None: ...
+    instructions: Instructions
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ..., instructions: _Optional[_Union[Instructions, _Mapping]] = ...) -> None: ...
+
+class Instructions(_message.Message):
+    __slots__ = ("counter", "counts", "problem")
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    counter: str
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    problem: str
+    def __init__(self, counter: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Repetition(_message.Message):
     __slots__ = ("answers", "sampled", "others", "differing")

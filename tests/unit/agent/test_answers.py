@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.agent import answers, forkserver, ipc
+from hil.core.instructions import InstructionCounts
 from hil.core.results import Part
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
@@ -68,6 +69,50 @@ def test_read_reply_decodes_worker_messages():
     ran = answers.read(encoded(RAN, TOLD["invoke"]), "invoke", 1)
     placement = (Part("cpu", 2, ("a", "b")),)
     assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), (1,), (2,), 3, 4, 5, placement)
+
+
+COUNTED = {**RAN, "instructions": {"counter": "perf_event", "problem": ""}}
+
+
+@pytest.mark.parametrize("op", ["invoke", "generate"])
+def test_read_reply_decodes_instructions(op):
+    calls = TOLD["generate"][len(TOLD["invoke"]) :] if op == "generate" else ()
+    ran = answers.read(encoded(COUNTED, (3, 4, 5, 1, 3, 2, 4, 700, 800, *calls)), op, 2)
+    assert isinstance(ran, answers.Ran)
+    assert (ran.start_ns, ran.end_ns) == ((1, 3), (2, 4))
+    assert ran.instructions == InstructionCounts("perf_event", (700, 800))
+    assert len(ran.calls) == len(calls) // 3
+
+
+def test_read_reply_decodes_reason_for_missing_instructions():
+    reply = {**RAN, "instructions": {"counter": "", "problem": "no counter"}}
+    ran = answers.read(encoded(reply, TOLD["invoke"]), "invoke", 1)
+    assert isinstance(ran, answers.Ran) and ran.instructions == InstructionCounts(problem="no counter")
+
+
+def test_read_reply_reuses_description_with_new_instructions():
+    known = answers.Known()
+    for count in (700, 800):
+        ran = answers.read(encoded(COUNTED, (*TOLD["invoke"], count)), "invoke", 1, known)
+        assert isinstance(ran, answers.Ran) and ran.instructions == InstructionCounts("perf_event", (count,))
+
+
+@pytest.mark.parametrize(
+    ("counted", "counts"),
+    [
+        ({"counter": "perf_event", "problem": ""}, ()),
+        ({"counter": "perf_event", "problem": ""}, (0,)),
+        ({"counter": "perf_event", "problem": ""}, (7, 7)),
+        ({"counter": "unknown", "problem": ""}, (7,)),
+        ({"counter": "", "problem": "no counter"}, (7,)),
+        ({"counter": "", "problem": "x" * 1001}, ()),
+        ({"counter": "perf_event"}, (7,)),
+        ([], (7,)),
+    ],
+)
+def test_read_reply_rejects_invalid_instructions(counted, counts):
+    with pytest.raises(RunCrashed, match="invalid response from the worker"):
+        answers.read(encoded({**RAN, "instructions": counted}, (*TOLD["invoke"], *counts)), "invoke", 1)
 
 
 def test_read_reply_decodes_calls_of_decoder():
