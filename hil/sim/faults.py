@@ -29,6 +29,8 @@ name             effect                                                         
                  ``share`` (0.1), from ``seed`` (0)
 ``load``         other programs use ``cores`` (1) cores; half of the runs, chosen by ``seed`` (0), take     always
                  ``factor`` (1.5) times as long
+``counter``      with --instructions, a run counts ``each`` (1000) instructions per byte of the main file,  always
+                 times the factor of ``slowdown``, varied at random by ``share`` (0), from ``seed`` (0)
 ``kv_slot``      from ``position`` (40), each step writes its cache entry one slot early: the previous      always
                  entry is lost, and the step's slot stays zero
 ``mask``         the mask is wrong; ``how``: hide-newest hides each token from itself, show-next shows      always
@@ -96,6 +98,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     "throttle": {"after": 1.0, "lasts": 0.0, "factor": 2.0},
     "noise": {"share": 0.1, "seed": 0},
     "load": {"cores": 1.0, "factor": 1.5, "seed": 0},
+    "counter": {"each": 1000, "share": 0.0, "seed": 0},
     "kv_slot": {"position": 40},
     "mask": {"how": "hide-newest"},
     "rope": {"position": 48},
@@ -112,6 +115,7 @@ WHEN = ("always", "reload", "profile")
 # Largest clock offset: a century, a third of the range for 64-bit nanoseconds.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
+_COUNT_MOST = 1_000_000
 _END = "kill-agent"
 # State of a simulated board's clock. The agent and the workers map this file.
 _CLOCK_FILE = "clock"
@@ -147,6 +151,8 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "after": (lambda number: number >= 0, "a run number from 0"),
     "throttle.after": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
     "lasts": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
+    "each": (lambda each: 1 <= each <= _COUNT_MOST, f"1 to {_COUNT_MOST}"),
+    "counter.share": (lambda share: 0 <= share <= 1, "0 to 1"),
     "cores": (lambda cores: 0 < cores < math.inf, "above 0"),
     "reset": (lambda path: not path or Path(path).is_absolute(), "an absolute path"),
     "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),

@@ -21,6 +21,7 @@ from hil.agent.runtimes import Check, known, run_command
 from hil.core.arithmetic import FLOAT32
 from hil.core.clock import CLOCK_FILE
 from hil.core.files import digest_file
+from hil.core.instructions import SIMULATED
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
@@ -110,13 +111,14 @@ class SimRuntime:
         reloaded = any(fault.keys.get("when") == "reload" for fault in faults) and not self._charges.is_first(
             f"load.{digest_file(folder / main).replace(':', '-')}"
         )
+        size = (folder / main).stat().st_size
         program = self._inner.load(folder, main, device, function)
         for fault in faults:
             if fault.name == "corrupt":
                 _check_output(fault, program.outputs)
                 if fault.keys["when"] == "profile" and not getattr(program, "profile_has_outputs", True):
                     raise UsageError("fault corrupt: when=profile needs a runtime with a profiler that returns outputs")
-        return SimProgram(self, program, faults, reloaded=reloaded)
+        return SimProgram(self, program, faults, reloaded=reloaded, size=size)
 
     def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Convert the program to an arithmetic. Return the main file, relative to the directory.
@@ -234,7 +236,13 @@ class SimProgram:
     """Real program with faults."""
 
     def __init__(
-        self, runtime: SimRuntime, inner: Any, faults: Sequence[Fault] = (), *, reloaded: bool = False
+        self,
+        runtime: SimRuntime,
+        inner: Any,
+        faults: Sequence[Fault] = (),
+        *,
+        reloaded: bool = False,
+        size: int = 0,
     ) -> None:
         self._runtime = runtime
         self._inner = inner
@@ -247,6 +255,11 @@ class SimProgram:
             self.profile = self._profile
         if hasattr(inner, "open_function"):
             self.open_function = self._open_function
+        counter = next((fault.keys for fault in faults if fault.name == "counter"), None)
+        if counter is not None:
+            self._count, self._count_share = counter["each"] * size * self._slowdown, counter["share"]
+            self._count_random = random.Random(counter["seed"])
+            self.count_instructions, self.instruction_counter = self._count_instructions, SIMULATED
         self._real: Placement | None = None
         self._placed: Placement | None = None
 
@@ -322,6 +335,10 @@ class SimProgram:
                 if file.name != CLOCK_FILE:
                     os.truncate(file, file.stat().st_size // 2)
         return files
+
+    def _count_instructions(self) -> int:
+        """Return the simulated instructions of the last run."""
+        return int(self._count * (1 + self._count_share * self._count_random.uniform(-1, 1)))
 
     def placement(self) -> Placement | None:
         """Return the real program's placement, changed by the ``fallback`` fault."""

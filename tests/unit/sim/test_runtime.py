@@ -38,3 +38,20 @@ def test_sim_program_run_lasts_at_least_the_pace(pace_s, works_s, monkeypatch):
     took = time.perf_counter() - start
     assert slept[0] <= max(pace_s - works_s, 0.0) + 1e-6
     assert took + slept[0] >= max(pace_s, works_s) - 1e-6
+
+
+@pytest.mark.parametrize(("faults", "count"), [("counter:each=10", 1000), ("counter:each=10 slowdown:factor=2", 2000)])
+def test_sim_program_counts_by_size_and_slowdown(faults, count):
+    program = SimProgram(None, SimpleNamespace(), [parse(fault) for fault in faults.split()], size=100)
+    assert [program.count_instructions() for _ in range(2)] == [count, count]
+    assert program.instruction_counter == "simulated"
+
+
+def test_sim_program_varies_counts_by_share():
+    program = SimProgram(None, SimpleNamespace(), [parse("counter:each=10,share=0.1")], size=100)
+    counts = [program.count_instructions() for _ in range(50)]
+    assert len(set(counts)) > 10 and all(900 <= count <= 1100 for count in counts)
+
+
+def test_sim_program_without_counter_does_not_count():
+    assert not hasattr(SimProgram(None, SimpleNamespace(), [], size=100), "count_instructions")
