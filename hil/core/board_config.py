@@ -167,6 +167,8 @@ class BoardConfig:
     arithmetic: str = ""  # arithmetic for all runtimes: float16, ...; "" is float32
     # runtime -> arithmetic that overrides ``arithmetic`` (table ``[arithmetic]``).
     arithmetics: Mapping[str, str] = field(default_factory=dict)
+    # For an emulated board whose clock counts instructions: an instruction takes ``2**icount_shift`` ns; -1 for others.
+    icount_shift: int = -1
     devices: Mapping[str, str] = field(default_factory=dict)
     # compiler -> flags, including target flags.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -183,6 +185,11 @@ class BoardConfig:
     text: str = field(default="", repr=False, compare=False)
     # Settings that need the user's trust, as ``[table] key``.
     asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def has_time(self) -> bool:
+        """False if the board's clock counts instructions."""
+        return self.icount_shift < 0
 
     def arithmetic_of(self, runtime: str) -> str:
         """Return the arithmetic that a runtime uses on this board; "" is float32."""

@@ -66,7 +66,9 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a table of strings",
     ),
 }
-_BOARD = ("name", "hw_type", "description", "runtime", "arithmetic")
+_BOARD = ("name", "hw_type", "description", "runtime", "arithmetic", "icount_shift")
+# QEMU accepts shifts of -icount up to this number.
+_MAX_ICOUNT_SHIFT = 10
 # Key in [devices] for all runtimes of hil that the table does not name.
 _OTHERS = "*"
 _TABLES = {
@@ -143,6 +145,8 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         devices |= {name: own_choice for name in RUNTIMES if name not in devices}
     arithmetics = _typed(table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
     simulator = _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
+    if (shift := board.get("icount_shift", 0)) not in range(_MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):
+        raise UsageError(f"{path}: [board] icount_shift must be a whole number from 0 to {_MAX_ICOUNT_SHIFT}")
     check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
     check_arithmetic(simulator.arithmetic if simulator else "", f"{path}: [simulator] arithmetic")
     for runtime, name in arithmetics.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil import errors
+from hil.core.instructions import InstructionCounts
 from hil.core.repetition import Repetition
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RanElsewhere
@@ -196,6 +197,8 @@ class RunResult:
     relation: Relation = Relation.INDEPENDENT  # a reference's relation to the judged program
     # Distinct answers over all iterations; None if not compared.
     repetition: Repetition | None = None
+    # Instructions of each timed iteration; None if not requested and the board's clock does not count them.
+    instructions: InstructionCounts | None = None
     # output name -> deviation from the board's arithmetic, for reference outputs with a control.
     control: Mapping[str, Control] = field(default_factory=dict)
 

@@ -51,6 +51,18 @@ def test_agent_loads_runs_and_unloads_program(client, add):
         client.invoke(loaded.program_id, {"a": A, "b": B})
 
 
+def test_agent_counts_instructions_or_explains_why_not(client, add):
+    add.push(client)
+    plain, counted = add.load(client), add.load(client, instructions=True)
+    assert client.invoke(plain.program_id, {"a": A, "b": B}).instructions is None
+    for iterations in (3, 2):
+        call = client.invoke(counted.program_id, {"a": A, "b": B}, warmup=1, iterations=iterations)
+        found = call.instructions
+        assert found is not None and bool(found.counts) != bool(found.problem)
+        assert len(found.counts) in (0, iterations)
+        assert len(call.iterations_ns) == iterations
+
+
 @pytest.fixture(params=["iree", "onnxruntime"])
 def decoder(request, reached, tmp_path_factory):
     """Return a decoder, and its plan."""

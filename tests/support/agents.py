@@ -41,9 +41,9 @@ class Program:
         missing = client.missing(list(self.digests.values()))
         client.put({digest: (self.path, have) for digest, have in missing.items()})
 
-    def load(self, client: AgentClient, **options: str):
+    def load(self, client: AgentClient, *, instructions: bool = False, **options: str):
         settings = {"runtime": self.runtime, "device": "", "function": "", **options}
-        return client.load(self.digests, self.path.name, timeout=120, **settings)
+        return client.load(self.digests, self.path.name, timeout=120, instructions=instructions, **settings)
 
 
 def program(runtime: str, path: Path) -> Program:

@@ -24,6 +24,7 @@ from hil.controller.storage.screen import live
 from hil.core import clock
 from hil.core.digest import algorithm_of
 from hil.core.files import digest_file
+from hil.core.instructions import InstructionCounts, count_clock
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
@@ -280,8 +281,13 @@ class Board:
                 "the board stopped responding during the upload", stage="push", board=self.name, detail=self._link.log()
             ) from gone
 
-    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
+    def load(
+        self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False, instructions: bool = False
+    ) -> LoadedProgram:
         """Load a pushed program in a separate worker. If a file was altered on the board, send it once more.
+
+        Args:
+            instructions: Count the instructions of all iterations, if the board can.
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: Loading failed.
@@ -289,10 +295,11 @@ class Board:
             BlobDamaged: A file was altered on the board twice.
         """
         device = self.config.devices.get(artifact.runtime, "")
+        counting = {"instructions": True} if instructions and self.client.counts_instructions else {}
 
         def load() -> ProgramHandle:
             try:
-                return self.client.load_program(artifact, device=device, timeout=timeout)
+                return self.client.load_program(artifact, device=device, timeout=timeout, **counting)
             except errors.PartMissing as error:
                 if error.code is errors.ErrorCode.BACKEND_MISSING and artifact.notes.get("needs"):
                     raise errors.NotRun(
@@ -309,7 +316,7 @@ class Board:
             self.push(artifact)
             loaded = load()
         self.show_log(loaded.program_id)
-        return LoadedProgram(self, self.client, artifact, loaded, no_fallback=no_fallback)
+        return LoadedProgram(self, self.client, artifact, loaded, no_fallback=no_fallback, instructions=instructions)
 
     def show_log(self, program_id: str) -> None:
         """Show the stderr of a program's worker live, if live output is enabled."""
@@ -355,7 +362,7 @@ class Board:
         Pings of the last second are reused; the fit's error accounts for their age. ``since_ns`` is the earliest host
         time to convert; None means now.
         """
-        if "clock" in self.info.get("not_measured", ()):
+        if "clock" in self.info.get("not_measured", ()) or not self.config.has_time:
             return None
         if self._clock.age_ns() > _PINGS_LAST_NS:
             self.ping()
@@ -384,8 +391,16 @@ class LoadedProgram:
     """Program loaded on the board. Used as a context manager, the program is unloaded at the end."""
 
     def __init__(
-        self, board: Board, client: BoardClient, artifact: Artifact, loaded: ProgramHandle, *, no_fallback: bool
+        self,
+        board: Board,
+        client: BoardClient,
+        artifact: Artifact,
+        loaded: ProgramHandle,
+        *,
+        no_fallback: bool,
+        instructions: bool = False,
     ) -> None:
+        self.wants_instructions = instructions
         self._board = board
         self._client = client
         self._artifact = artifact
@@ -448,11 +463,33 @@ class LoadedProgram:
         provenance["notes"] += filter(None, [unchecked])
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
+        instructions, invocation = self._count(invocation)
         result = RunResult(
-            source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold, repetition=repetition
+            source,
+            outputs,
+            invocation.iterations_ns,
+            peak_bytes,
+            provenance,
+            cold,
+            repetition=repetition,
+            instructions=instructions,
         )
         asked = RequestedDevice.of(name, self._artifact.flags, device)
         return self._placed(result, asked), invocation
+
+    def _count(self, invocation: Invocation) -> tuple[InstructionCounts | None, Invocation]:
+        """Return the instructions of the iterations, and the call without times if the board's clock counts them."""
+        if not self._board.config.has_time:
+            found = invocation.instructions
+            if found is None or found.problem:  # a counter of the program alone is more exact than the board's clock
+                found = count_clock(invocation.iterations_ns, self._board.config.icount_shift)
+            timeless = replace(invocation, iterations_ns=(), warmup_ns=0, board_ns=None, cpu_ns=0, calls=(), link_ns=0)
+            return found, timeless
+        if not self.wants_instructions or invocation.instructions is not None:
+            return invocation.instructions, invocation
+        has_agent = self._client.counts_instructions
+        why = "the agent is older than this hil" if has_agent else "counting requires an agent on the board"
+        return InstructionCounts(problem=why), invocation
 
     def _placed(self, result: RunResult, asked: RequestedDevice) -> RunResult:
         """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
@@ -503,6 +540,8 @@ class LoadedProgram:
             RunCrashed, StageTimeout, BoardLost, SessionEnded: As for :meth:`run`.
             BlobDamaged: The tool was altered on the board twice.
         """
+        if not self._board.config.has_time:
+            raise errors.RunFailed("the board's clock counts instructions, so a profile would not contain times")
         inputs = self._whole(inputs)
         try:
             return self._profile(inputs, warmup, iterations, timeout)
@@ -514,7 +553,7 @@ class LoadedProgram:
         tool = self._board.push_profiler(self._artifact.runtime)
         if self._client is not self._board.client:
             # The upload renewed the link, which ended the session with this program.
-            again = self._board.load(self._artifact, timeout=timeout)
+            again = self._board.load(self._artifact, timeout=timeout, instructions=self.wants_instructions)
             self._client, self.loaded = self._board.client, again.loaded
         return self._client.profile(
             self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.core import clock
+from hil.core.instructions import InstructionCounts
 from hil.core.repetition import Repetition
 from hil.core.results import Artifact, Placement
 from hil.core.steps import StepCall, StepsPlan
@@ -75,6 +76,7 @@ class Invocation:
     # ``not_measured``.
     provenance: Mapping[str, Any] = field(default_factory=dict)
     calls: tuple[StepCall, ...] = ()  # calls of a stepped program in all iterations
+    instructions: InstructionCounts | None = None  # if requested by load_program; None for an older agent
     # Time on the link: from sending the inputs to the response, without the time on the board and for the outputs; 0 if
     # unknown.
     link_ns: int = 0
@@ -104,6 +106,7 @@ class BoardClient(Protocol):
     """
 
     payload_bytes_sent: int
+    counts_instructions: bool = False  # whether load_program takes ``instructions``, which counts in all runs
 
     def info(self) -> dict[str, Any]:
         """Return the board's description: DescribeReply of hil.v1 as JSON.

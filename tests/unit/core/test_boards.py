@@ -180,3 +180,17 @@ def test_recovery_steps_default_to_power_actions(tmp_path):
 def test_load_board_rejects_invalid_recover_table(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         load_board(str(config_at(tmp_path, "b", f"[recover]\n{text}")))
+
+
+@pytest.mark.parametrize("value", ["-1", "11", "true", "1.0", '"0"'])
+def test_load_board_rejects_invalid_icount_shift(tmp_path, value):
+    (tmp_path / "b.toml").write_text(f"[board]\nicount_shift = {value}\n")
+    with pytest.raises(UsageError, match="icount_shift must be a whole number from 0 to 10"):
+        load_board(str(tmp_path / "b.toml"))
+
+
+def test_board_has_time_unless_its_clock_counts(tmp_path):
+    (tmp_path / "b.toml").write_text("[board]\nicount_shift = 0\n")
+    assert not load_board(str(tmp_path / "b.toml")).config.has_time
+    (tmp_path / "b.toml").write_text("")
+    assert load_board(str(tmp_path / "b.toml")).config.has_time

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hil.core import tensors
+from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
 from hil.core.repetition import Answer, Repetition
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import Array, TensorSpec
@@ -49,6 +50,8 @@ _ANSWERS_MOST = 1000
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
+_PROBLEM_MOST = 1000
+_INT64_MOST = (1 << 63) - 1
 # Maximum characters in the owner and in the purpose of a session.
 _HOLDER_CHARACTERS = 200
 _TTL_MOST_S = 3600.0
@@ -236,6 +239,22 @@ def calls_of(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]
     stamps = [stamp for call in done.calls for stamp in (call.start_ns, call.end_ns)]
     _expect(stamps == sorted(stamps) and min(stamps, default=0) >= 0, "times of calls decrease")
     return tuple(StepCall(call.tokens, call.start_ns, call.end_ns) for call in done.calls)
+
+
+def instructions_of(done: pb.InvokeDone, iterations: int) -> InstructionCounts | None:
+    """Return the instructions of the iterations; None if the response has none."""
+    if not done.HasField("instructions"):
+        return None
+    found = done.instructions
+    problem, counts = found.problem, tuple(found.counts)
+    if problem:
+        _expect(len(problem) <= _PROBLEM_MOST, "the reason for missing instruction counts is too long")
+        _expect(not counts and not found.counter, "it reports instructions that it did not count")
+        return InstructionCounts(problem="".join(one if one.isprintable() else " " for one in problem))
+    _expect(found.counter in AGENT_COUNTERS, f"unknown counter of instructions {found.counter[:100]!r}")
+    _expect(len(counts) == iterations, f"expected instructions of {iterations} iterations, got {len(counts)}")
+    _expect(min(counts) > 0 and max(counts) <= _INT64_MOST, "number of instructions out of range")
+    return InstructionCounts(found.counter, counts)
 
 
 def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:

@@ -53,6 +53,7 @@ class AgentClient(AgentConnection, BoardClient):
         self._unloading: Call | None = None  # pending Unload call
         self._outputs: dict[str, tuple[str, ...]] = {}
         self.payload_bytes_sent = 0
+        self.counts_instructions = True
 
     def info(self) -> dict[str, Any]:
         """Return the response of Describe as JSON. Raises the errors of :meth:`describe`."""
@@ -115,15 +116,30 @@ class AgentClient(AgentConnection, BoardClient):
             raise errors.BoardLost(f"downloaded data does not match {name}", board=self.board)
         return view
 
-    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> ProgramHandle:
+    def load_program(
+        self, artifact: Artifact, *, device: str, timeout: float, instructions: bool = False
+    ) -> ProgramHandle:
         """Load an artifact that was sent. Raises the errors of :meth:`load`."""
         how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
-        return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
+        return self.load(artifact.digests, artifact.main, **how, timeout=timeout, instructions=instructions)
 
     def load(
-        self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
+        self,
+        files: Mapping[str, str],
+        main: str,
+        *,
+        runtime: str,
+        device: str,
+        function: str,
+        timeout: float,
+        instructions: bool = False,
     ) -> ProgramHandle:
-        """Load a program from blobs on the board. ``files`` maps names to digests."""
+        """Load a program from blobs on the board.
+
+        Args:
+            files: name -> digest.
+            instructions: Count the instructions of all iterations.
+        """
         request = pb.LoadRequest(
             files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
             main=main,
@@ -131,6 +147,7 @@ class AgentClient(AgentConnection, BoardClient):
             device=device,
             function=function,
             timeout_s=timeout,
+            instructions=instructions,
         )
         self._wait_unloaded()
         with self._seam("load"):

@@ -248,6 +248,7 @@ class InvokeStream:
             else None,
             answers.repetition_of(done, start, outputs),
             calls=answers.calls_of(done, start),
+            instructions=answers.instructions_of(done, iterations),
             link_ns=max(answered - begin - (done.ready_ns - done.received_ns), 0),
         )
 

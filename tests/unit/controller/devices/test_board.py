@@ -18,6 +18,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
 from hil.core.board_config import BoardConfig
+from hil.core.instructions import InstructionCounts
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import (
     BlobDamaged,
@@ -56,10 +57,10 @@ class Lab:
         self.on_renew: Callable[[], object] = lambda: None
         self._open: list[Board] = []
 
-    def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0) -> Board:
+    def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0, icount_shift: int = -1) -> Board:
         link = Link(AgentEndpoint(self.agent.address), build=build, log=lambda: "the far side's last words")
         link.renew = (lambda: self._renew(link)) if can_renew else None
-        config = BoardConfig("lab", "lab", runtime=RUNTIME)
+        config = BoardConfig("lab", "lab", runtime=RUNTIME, icount_shift=icount_shift)
         self._open.append(Board(BoardChoice(config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
         return self._open[-1]
 
@@ -283,6 +284,34 @@ def test_run_provenance_describes_board(lab, agent, tmp_path):
     assert any("2 CPU throttle events" in note for note in provenance["notes"])
     assert "command" not in provenance
     assert call.host_ns[0] < call.host_ns[1]
+
+
+def test_board_whose_clock_counts_reports_instructions_and_no_times(lab, tmp_path):
+    result, call = run(lab.open(icount_shift=2), program(tmp_path / "p.onnx"), iterations=2)
+    assert result.instructions == InstructionCounts("icount", (250, 250))
+    assert (result.iterations_ns, call.iterations_ns, call.board_ns, call.warmup_ns) == ((), (), None, 0)
+    assert "clock" not in result.provenance
+
+
+def test_board_with_coarse_clock_reports_no_instructions(lab, tmp_path):
+    result, _ = run(lab.open(icount_shift=10), program(tmp_path / "p.onnx"))
+    assert result.instructions is not None and "check [board] icount_shift" in result.instructions.problem
+
+
+def test_board_whose_clock_counts_has_no_profile(lab, tmp_path):
+    board, artifact = lab.open(icount_shift=0), program(tmp_path / "p.onnx")
+    board.push(artifact)
+    with board.load(artifact) as loaded, pytest.raises(RunFailed, match="the board's clock counts instructions"):
+        loaded.profile({"x": X})
+
+
+def test_older_agent_does_not_count_instructions(lab, tmp_path):
+    board, artifact = lab.open(), program(tmp_path / "p.onnx")
+    board.push(artifact)
+    with board.load(artifact, instructions=True) as loaded:
+        result, _ = loaded.run({"x": X})
+    assert result.instructions == InstructionCounts(problem="the agent is older than this hil")
+    assert len(result.device_ns) == 1
 
 
 def test_first_run_without_warmup_counts_as_cold(lab, tmp_path):
