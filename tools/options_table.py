@@ -81,6 +81,11 @@ GAPS = (
         _STORED,
         "The file contains calls, not prompts. `hil bundle create --generate` stores each call of a prompt as a case.",
     ),
+    Gap(
+        ("--instructions",),
+        ("suite run", PYTEST, *_STORED),
+        "Reports of several cases do not show counts. Use `hil run` or `hil bench` for a model.",
+    ),
     Gap(("--flagfile",), ("suite run", PYTEST), "hil runs each flag file in the directory as a case."),
     Gap(("--flagfile",), _STORED, "The file contains the inputs."),
     Gap(

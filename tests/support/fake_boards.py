@@ -81,7 +81,7 @@ class FakeBoard:
         progress(8, 8)
         return 8
 
-    def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> FakeProgram:
+    def load(self, artifact: Artifact, *, timeout: float = 60.0, **_: Any) -> FakeProgram:
         """Load a program."""
         self.note("load", artifact.function)
         return FakeProgram(self, artifact)

@@ -39,6 +39,7 @@ SECTIONS = {
         *(
             "iterations",
             "warmup",
+            "instructions",
             "min_time_s",
             "sustained_s",
             "settle_s",

@@ -29,11 +29,13 @@ class BoardSession:
         *,
         timeout: float,
         no_fallback: bool = False,
+        instructions: bool = False,
         check: Callable[[LoadedProgram], None] = lambda program: None,
     ) -> tuple[LoadedProgram, bool]:
         """Load a pushed program (see :meth:`Board.load`), or return the program if it is already loaded.
 
         Args:
+            instructions: Count the instructions of all iterations.
             check: Validates the loaded program. Its exceptions count as load errors.
 
         Returns:
@@ -42,12 +44,14 @@ class BoardSession:
         key = _program_key(artifact)
         if self._failed is not None and self._failed[0] == key:
             raise self._failed[1]
+        if instructions and key in self._loaded and not self._loaded[key].wants_instructions:
+            self._loaded.pop(key).unload()
         if key in self._loaded:
             return self._loaded[key], False
         while self._loaded and len(self._loaded) >= max(self._most_loaded, 1):
             self._loaded.pop(next(iter(self._loaded))).unload()
         try:
-            program = self.board.load(artifact, timeout=timeout, no_fallback=no_fallback)
+            program = self.board.load(artifact, timeout=timeout, no_fallback=no_fallback, instructions=instructions)
             self._loaded[key] = program
             check(program)
         except BoardError:

@@ -10,6 +10,7 @@ from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.settings.options import Options
+from hil.core.instructions import merge_counts
 from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, RunResult
 from hil.core.steps import MAX_CALLS
@@ -39,7 +40,7 @@ def run_repeatedly(
     counts |= {"names": artifact.output_names, **arguments}
 
     def load(one: Artifact) -> LoadedProgram:
-        return session.load(one, timeout=options.timeout, no_fallback=options.no_fallback, check=check)[0]
+        return session.load(one, **load_arguments(options), check=check)[0]
 
     program = load(artifact)
     result, call = program.run(inputs, **counts)
@@ -59,12 +60,22 @@ def run_repeatedly(
     return program, result, call
 
 
+def load_arguments(options: Options) -> dict[str, Any]:
+    """Return the arguments of :meth:`BoardSession.load` for options."""
+    return {name: getattr(options, name) for name in ("timeout", "no_fallback", "instructions")}
+
+
 def _merge_run(
     result: RunResult, call: Invocation, again: RunResult, later: Invocation
 ) -> tuple[RunResult, Invocation]:
     """Add the times of a later run to the first run, and compare the outputs of both."""
     times = (*result.iterations_ns, *again.iterations_ns)
-    result = replace(result, iterations_ns=times, repetition=merge([_get_repetition(result), _get_repetition(again)]))
+    result = replace(
+        result,
+        iterations_ns=times,
+        repetition=merge([_get_repetition(result), _get_repetition(again)]),
+        instructions=merge_counts(result.instructions, again.instructions),
+    )
     warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
     calls = call.calls if len(call.calls) >= MAX_CALLS else (*call.calls, *later.calls)
     return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s, calls=calls)

@@ -43,7 +43,7 @@ from hil.controller.pipeline.generation import (
     run_prefill,
     steps_arguments,
 )
-from hil.controller.pipeline.repeated import run_repeatedly, with_profile
+from hil.controller.pipeline.repeated import load_arguments, run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
@@ -186,7 +186,7 @@ def _load_program(case: Case, tools: Tools) -> Iterator[Case]:
         if case.signature is not None:
             check_loaded(artifact.function, case.signature, program.loaded.inputs)
 
-    _, loaded = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback, check=check)
+    _, loaded = session.load(artifact, **load_arguments(options), check=check)
     if loaded:
         yield case.timed(load_s=time.monotonic() - start)
 
@@ -197,7 +197,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
     assert artifact is not None and session is not None
     broken = False
     try:
-        program, _ = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
+        program, _ = session.load(artifact, **load_arguments(options))
         tools.sink.stage(case, Stage.RUN, "")
         if case.inputs is None:
             yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
@@ -220,7 +220,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             if arithmetic := options.arithmetic or session.board.config.arithmetic_of(artifact.runtime):
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).timed(
-                warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
+                warmup_s=call.warmup_ns / 1e9 if options.warmup and session.board.config.has_time else None,
                 # Not below 0: the warm-up time is from the board's clock, which may jump.
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
                 fetch_s=call.fetch_s,

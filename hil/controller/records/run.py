@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, make_record, note
 from hil.controller.records.generation import StoredGeneration
+from hil.controller.records.instructions import InstructionStatistics
 from hil.controller.records.outputs import (
     DType,
     FailedReference,
@@ -211,6 +212,9 @@ class RunCase(Record, kw_only=True):
     cached: Annotated[list[CachedStage], note("stages whose result was cached")] = []
     pushed_bytes: Count = 0
     device: DeviceStatistics | None
+    instructions: Annotated[
+        InstructionStatistics | None, note("null without --instructions, unless the board's clock counts instructions")
+    ] = None
     generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
     generation_digest: Annotated[
         str, note("digest of the models, tokens and settings of --generate; empty without --generate")

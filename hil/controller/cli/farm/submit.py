@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     generate_option,
     given_options,
     input_options,
+    instructions_option,
     iteration_options,
     json_option,
     label_option,
@@ -83,7 +84,7 @@ _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "co
 _OF_BUNDLES = ("methods", "key")
 # Options of both models and suites, but not of bundles.
 _OF_MODELS = ("runtime", "compile_flags", "input_range", "dims", "seed", "recompute", "references")
-_OF_RUNS = ("function", "inputs", "expected", "flagfile", "generate", *_OF_MODELS)
+_OF_RUNS = ("function", "inputs", "expected", "flagfile", "generate", "instructions", *_OF_MODELS)
 _OWN = {
     Kind.RUN: _OF_RUNS,
     Kind.BUNDLE: _OF_BUNDLES,
@@ -107,6 +108,7 @@ Examples:
 @tolerance_options
 @arithmetic_option
 @iteration_options
+@instructions_option
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")

@@ -15,6 +15,7 @@ from hil.controller.cli.options import (
     cache_options,
     generate_option,
     input_options,
+    instructions_option,
     iteration_options,
     json_option,
     label_option,
@@ -49,6 +50,7 @@ Examples:
 @tolerance_options
 @arithmetic_option
 @iteration_options
+@instructions_option
 @limit_options
 @profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")

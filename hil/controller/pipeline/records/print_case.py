@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.instructions import format_counts
 from hil.controller.pipeline.records.evidence import criterion_text, format_number
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.print_generation import print_generation
@@ -69,6 +70,8 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         say(console, "programs", case.compilations.text)
     if case.device and case.device.iterations:
         say(console, "device time", _format_device_time(case.device))
+    if case.instructions:
+        say(console, "instructions", format_counts(case.instructions))
     timings = case.timings.to_json()
     spent = {key[:-2]: seconds(value) for key, value in timings.items() if value is not None}
     if spent:

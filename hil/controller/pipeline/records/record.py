@@ -15,6 +15,7 @@ from hil.compare.comparison import OutputComparison
 from hil.compare.verdict import Verdict, deciding
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.generation import digest_generation, record_generation
 from hil.controller.pipeline.verdicts.repetition import worst_answer
 from hil.controller.records.base import make_record
@@ -95,6 +96,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         cached=cached_stages(case),
         pushed_bytes=case.pushed_bytes,
         device=None if result is None else device_times(result),
+        instructions=None if result is None else summarise_counts(result.instructions, cold=result.cold),
         generation=record_generation(case),
         generation_digest=digest_generation(case),
         repetition=_record_repetition(case),

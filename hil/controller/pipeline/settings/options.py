@@ -425,6 +425,10 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'y': array}, or ['y=y.npy']",
     )
+    # count the instructions of all iterations: see :mod:`hil.agent.instructions`.
+    instructions: bool = _make_option(
+        False, _FLAG, "Count the instructions of each iteration, if the board can.", decides=False
+    )
     # specification of prompts for a decoder; None runs the model once.
     generate: Path | None = _make_option(
         None,
