@@ -27,6 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 FLOAT = TensorProto.FLOAT
 # For tests without timing assertions.
 SHORT = ("--iterations", 40)
+SIM_COUNTER = ("--runtime-hw-type", "sim", "--runtime", "onnxruntime", "--fault", "counter")
 # Enough to detect a large slowdown on a busy machine.
 ENOUGH = ("--iterations", 1000)
 
@@ -329,3 +330,43 @@ def test_bench_compares_decoders_for_each_prompt(bench, tmp_path: Path):
     assert [side["label"] for side in document["sides"]] == ["A", "A", "B", "B"]
     assert [one["prompt"] for one in document["prompts"]] == ["prompt-1", "prompt-2"]
     assert all(one[name]["rounds"] == 10 for one in document["prompts"] for name in ("prefill", "ttft", "tpot"))
+
+
+def test_bench_counts_instructions_of_each_iteration(bench, chain, tmp_path):
+    document = bench(chain(1), *SIM_COUNTER, *SHORT, "--instructions")
+    found, count = document["sides"][0]["instructions"], 1000 * chain(1).stat().st_size
+    assert (found["counter"], found["median"], found["min"], found["max"]) == ("simulated", count, count, count)
+    samples = (tmp_path / document["folder"] / "samples.csv").read_text().splitlines()
+    assert len(samples) == 1 + found["iterations"]
+    assert all(line.endswith(f",{count}") for line in samples[1:])
+
+
+@pytest.mark.slow  # the guide covers a difference
+def test_bench_compares_instructions_of_similar_models(bench, chain):
+    document = bench(chain(1), chain(2), *SIM_COUNTER, "--iterations", 20, "--instructions")
+    one, other = (side["instructions"]["median"] for side in document["sides"])
+    assert document["instructions"]["verdict"] == "equal"  # the models differ in a node of 40 bytes
+    assert document["instructions"]["ratio"] == other / one > 1
+
+
+def test_bench_reports_why_the_board_does_not_count(bench, chain):
+    document = bench(chain(1), "--runtime-hw-type", "sim", "--runtime", "onnxruntime", *SHORT, "--instructions")
+    found = document["sides"][0]["instructions"]
+    assert document["exit_code"] == 0
+    assert bool(found["problem"]) == (found["median"] is None)
+
+
+def test_bench_reports_no_times_of_emulated_board(bench, hil, chain, tmp_path):
+    (tmp_path / "emulated.toml").write_text("[board]\nicount_shift = 0\n[simulator]\n")
+    where = ("--board", tmp_path / "emulated.toml", "--runtime", "onnxruntime")
+    document = bench(chain(1), *where, *SHORT)
+    (side,) = document["sides"]
+    assert (side["clock"], side["times"], side["course_ns"], side["grade"]) == ("icount", None, [], None)
+    assert {name: side["timings"][name] for name in ("first_run_s", "warmup_s", "steady_s")} == {
+        "first_run_s": None,
+        "warmup_s": None,
+        "steady_s": None,
+    }
+    assert side["instructions"]["counter"] == "icount" and side["instructions"]["median"] > 0
+    refused = hil("bench", chain(1), *where, "--sustained", "2s")
+    assert refused.code == 2 and "needs times, but the clock of board emulated counts instructions" in refused.err

@@ -78,7 +78,7 @@ class PacedBoard:
     def info(self) -> Mapping[str, Any]:
         return self.info_at(self.now_ns)
 
-    def load(self, artifact: Artifact, *, timeout: float, no_fallback: bool) -> PacedProgram:
+    def load(self, artifact: Artifact, *, timeout: float, no_fallback: bool, instructions: bool) -> PacedProgram:
         self.loads.append(artifact.main)
         self.loaded.append(artifact.main)
         return PacedProgram(self, artifact.main, self.paces[artifact.main])

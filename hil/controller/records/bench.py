@@ -9,6 +9,7 @@ from msgspec import Meta
 from hil.controller.records.base import Count, Record, note
 from hil.controller.records.conditions import Conditions, MeasurementGrade, Settling
 from hil.controller.records.generation import GenerationTimes
+from hil.controller.records.instructions import InstructionComparison, InstructionStatistics
 from hil.controller.records.outputs import Origin, Placement
 from hil.controller.records.run import Seconds, StoredRepetition, StoredSpec
 from hil.core.results import Outcome
@@ -173,8 +174,11 @@ class SideRecord(Record, kw_only=True):
     hint: str
     against: Annotated[list[str], note("references that the output was compared with")]
     clock: Annotated[
-        Literal["board", "host"] | None,
-        note("clock of the times; times by the host's clock include a process start; null if nothing was measured"),
+        Literal["board", "host", "icount"] | None,
+        note(
+            "clock of the times; times by the host's clock include a process start; `icount`: no times, because the "
+            "board's clock counts instructions; null if nothing was measured"
+        ),
     ]
     loads: Annotated[Count, note("how often the program was loaded")]
     warmup: Annotated[Count, note("untimed iterations after each load")]
@@ -184,7 +188,11 @@ class SideRecord(Record, kw_only=True):
     histogram: TimeHistogram | None
     course_ns: Annotated[list[float], note("medians during the measurement, in time order")]
     sustained: Annotated[SustainedTimes | None, note("null without --sustained")] = None
-    iterations_per_s: Annotated[float, note("of all concurrent copies")]
+    iterations_per_s: Annotated[float, note("of all concurrent copies; 0 without times")]
+    instructions: Annotated[
+        InstructionStatistics | None,
+        note("null without --instructions, unless the board's clock counts instructions"),
+    ] = None
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None
     parallelism: Annotated[float | None, note("mean number of busy cores; null if the board does not report it")]
@@ -212,6 +220,9 @@ class BenchRecord(Record, kw_only=True):
         SpeedComparison | None,
         note("null for a single program, with too few rounds, if a side has grade F, or with --generate"),
     ]
+    instructions: Annotated[
+        InstructionComparison | None, note("null unless the same kind of counter counted two programs")
+    ] = None
     not_comparable: Annotated[list[str], note("with two programs: why grade F prevents a comparison")] = []
     prompts: Annotated[list[PromptComparison], note("two programs with --generate: a comparison per prompt")] = []
     exit_code: int

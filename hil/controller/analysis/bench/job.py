@@ -23,6 +23,7 @@ from hil.controller.analysis.bench.store import (
     stored_case,
     write_google,
 )
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.models.sizing.dimensions import sizes_of_models
 from hil.controller.pipeline.board_pool import BoardPool
@@ -184,6 +185,9 @@ class _BenchRun:
             stored = board_of_stored(stored, job, own=is_own and not is_moved)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
                 job = copy_board_options(job, stored)
+            # Count both programs, or none.
+            stored = replace(stored, instructions=job.instructions)
+            case = replace(case, options=replace(case.options, instructions=job.instructions))
             self.labels.append("A")
             self.jobs.append(stored)
             name = safe_name(case.path.stem)
@@ -225,6 +229,7 @@ class _BenchRun:
             if not case.outcome:
                 session = self._open_session(pool, number)
                 board = session.board
+                self._check_clock(board)
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)
                 case = _drop_references(self._run_once(case, session))
@@ -239,6 +244,19 @@ class _BenchRun:
             self.screen.end(case.name)
             self.cases[number] = case
         self.recorder.end(case)
+
+    def _check_clock(self, board: Board) -> None:
+        """Raise UsageError for options that need times, if the board's clock counts instructions."""
+        bench = self.bench
+        options = {
+            "--sustained": bench.sustained_s is not None,
+            "--generate": bench.job.generate is not None,
+            "--fail-if-slower": bench.fail_if_slower is not None,
+            "--benchmark-out": bench.benchmark_out is not None,
+        }
+        given = next((name for name, is_given in options.items() if is_given), "")
+        if given and not board.config.has_time:
+            raise UsageError(f"{given} needs times, but the clock of board {board.name} counts instructions")
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run a case once, cold, and compare its output: only correct programs are measured."""

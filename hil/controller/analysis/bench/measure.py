@@ -33,12 +33,13 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.health import changed
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import check_generation, steps_arguments
+from hil.controller.pipeline.repeated import load_arguments
 from hil.controller.records.bench import SpeedComparison
 from hil.controller.records.conditions import Conditions, Settling
 from hil.core import clock
+from hil.core.instructions import InstructionCounts
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
-from hil.core.steps import StepCall
 from hil.core.timeline import Sample
 from hil.errors import HilError, RunFailed, UsageError
 
@@ -61,6 +62,8 @@ _TURN_S = 0.02
 _LONGER = 3
 _ITERATIONS_MOST = 100_000
 _LEAST_ITERATIONS = 10
+# The first iterations after a load execute more instructions.
+_COUNTING_WARMUP = 5
 _WARMUP_S = 0.05
 _CALIBRATION_NS = 20_000_000
 _CALIBRATION_MOST_NS = 1_000_000_000
@@ -81,13 +84,16 @@ class BenchSide:
     first_run_ns: int | None = None  # the first, cold iteration; None if the board does not report it
     batches: list[Batch] = field(default_factory=list)
     result: RunResult | None = None
-    clock: Literal["board", "host"] = "board"  # ``board``, or ``host`` if the board does not report device times
+    # ``host`` if the board does not report device times; ``icount`` if the board's clock counts instructions.
+    clock: Literal["board", "host", "icount"] = "board"
     warmup: int = 0  # untimed iterations after loading, before measuring
     warmup_s: float = 0.0  # total warm-up time in seconds
     loads: int = 0  # how often the program was loaded for measuring
     peak_memory_bytes: int | None = None
     cpu_ns: int = 0  # worker threads' CPU time in all iterations, if the board reports it
     ran_ns: int = 0  # duration of these iterations; 0 if the board does not report CPU time
+    counter: str = ""  # of the instructions in the batches; "" if not counted
+    counter_problem: str | None = None  # why the board did not count; None if not requested
     # output comparison over all iterations, including warm-ups and the case's first run; None if not compared.
     repetition: Repetition | None = None
     settling: Settling | None = None  # the wait for a steady board, with --settle
@@ -190,6 +196,8 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
     for number in measure_rounds(sides, bench, keep_share, order):
         if number < rounds:
             continue
+        if any(side.clock == "icount" for side in sides):
+            break  # more rounds do not change the counts
         found = compare_sides(sides, bench)
         if number >= _LONGER * ROUNDS or bench.iterations is not None or (found and is_precise(found)):
             break
@@ -224,7 +232,7 @@ def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
 
 def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedComparison | None:
     """Compare B with A; None without two sides, or with too few rounds."""
-    if len(sides) < 2:
+    if len(sides) < 2 or any(side.clock == "icount" for side in sides):
         return None
     batches = [batch for side in sides for batch in side.batches]
     return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
@@ -262,6 +270,27 @@ def _split_evenly(total: int, parts: int) -> list[int]:
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
+def count_instructions(sides: Sequence[BenchSide], *, loads: int, iterations: int) -> None:
+    """Measure a few iterations of each side, without times. Each program is loaded several times.
+
+    The counts are in the sides' batches if their options request them.
+    """
+    for number in range(loads):
+        for side in sides:
+            side.warmup = _COUNTING_WARMUP
+            with _Meter(side, round=number) as meter:
+                meter.warm()
+                side.batches.append(meter.batch(iterations))
+
+
+def count_batches(side: BenchSide, batches: Sequence[Batch]) -> InstructionCounts | None:
+    """Return the instructions of the batches that the board counted; None if not requested."""
+    if side.counter_problem is None:
+        return None
+    counts = tuple(count for batch in batches for count in batch.instructions)
+    return InstructionCounts(side.counter, counts) if counts else InstructionCounts(problem=side.counter_problem)
+
+
 class _Meter:
     """Context manager for a side's loaded program."""
 
@@ -276,8 +305,7 @@ class _Meter:
         artifact = self._side.case.artifact
         assert artifact is not None
         with _record_error(self._side, Stage.LOAD):
-            options = self._side.case.options
-            self._program = self._side.board.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
+            self._program = self._side.board.load(artifact, **load_arguments(self._side.case.options))
         self._side.loads += 1
         return self
 
@@ -292,7 +320,7 @@ class _Meter:
         each_ns, size, begun = math.inf, 1, clock.now_ns()
         while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _ITERATIONS_MOST):
             for _ in range(_CALIBRATIONS):
-                each_ns = min(each_ns, float(np.median(self._run_iterations(size)[1])))
+                each_ns = min(each_ns, float(np.median(self._run_iterations(size).duration_ns)))
                 if clock.now_ns() - begun > _CALIBRATION_MOST_NS:
                     break
             size *= 10
@@ -303,20 +331,17 @@ class _Meter:
     def warm(self) -> None:
         """Run the side's warm-up iterations, untimed."""
         if self._side.warmup:
-            self._side.warmup_s += self._run_iterations(self._side.warmup)[1].sum() / 1e9
+            self._side.warmup_s += self._run_iterations(self._side.warmup).duration_ns.sum() / 1e9
 
     def batch(self, size: int) -> Batch:
         """Measure ``size`` iterations.
 
         A few untimed iterations first refill the caches, because the other side used them.
         """
-        starts, durations, calls = self._run_iterations(size, min(size // _REWARM, self._side.warmup))
-        return Batch(self._side.label, self._round, self._copy, starts, durations, calls)
+        return self._run_iterations(size, min(size // _REWARM, self._side.warmup))
 
-    def _run_iterations(
-        self, iterations: int, warmup: int = 0
-    ) -> tuple[Nanoseconds, Nanoseconds, tuple[StepCall, ...]]:
-        """Return iteration starts and durations, on the board's clock or the host's, and the calls of a decoder."""
+    def _run_iterations(self, iterations: int, warmup: int = 0) -> Batch:
+        """Run iterations. The times are on the board's clock or the host's."""
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None and case.artifact is not None
         names = {"names": case.artifact.output_names, **steps_arguments(case)}
@@ -331,6 +356,14 @@ class _Meter:
         # The case has the compared outputs. Drop these outputs: memory may be too small for the outputs of all prompts.
         side.result = result if case.decoder is None else replace(result, outputs={}, repetition=None)
         self._repetition = merge_known(self._repetition, result.repetition)
+        counted = result.instructions
+        if counted is not None:
+            side.counter, side.counter_problem = counted.counter or side.counter, counted.problem
+        counts = counted.counts if counted is not None else ()
+
+        def make_batch(starts: Nanoseconds, durations: Nanoseconds, *, is_timed: bool = True) -> Batch:
+            return Batch(side.label, self._round, self._copy, starts, durations, call.calls, counts, is_timed)
+
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
         if result.iterations_ns:
@@ -340,7 +373,11 @@ class _Meter:
                 side.ran_ns += int((stamps[:, 1] - stamps[:, 0]).sum())
             # Command runs report no start times: only the iteration order is known.
             base = 0 if call.board_ns else begun
-            return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0], call.calls
+            return make_batch(base + stamps[:, 0], stamps[:, 1] - stamps[:, 0])
+        if not side.board.config.has_time:
+            side.clock = "icount"
+            each_ns = max((call.host_ns[1] - call.host_ns[0]) // (iterations + warmup), 1)
+            return make_batch(begun + each_ns * np.arange(iterations), np.full(iterations, each_ns), is_timed=False)
         # The board's command reports only durations, which include a process start.
         side.clock = "host"
         walls = np.round(np.array(result.provenance["command"]["wall_s"]) * 1e9).astype(np.int64)
@@ -349,7 +386,7 @@ class _Meter:
                 raise RunFailed(
                     "; ".join(result.provenance["notes"]), hint="a bench requires the time of every iteration"
                 )
-        return begun + np.cumsum(walls) - walls, walls, ()
+        return make_batch(begun + np.cumsum(walls) - walls, walls)
 
 
 @contextlib.contextmanager

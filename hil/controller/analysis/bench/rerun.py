@@ -38,7 +38,8 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
     bench = read_bench(stored)
     old = bench.sides[-1]
     if old.times is None:
-        raise UsageError(f"bench {stored.id} has no measurement", hint="choose a bench that measured a program")
+        what = "instructions, but no times" if old.clock == "icount" else "no measurement"
+        raise UsageError(f"bench {stored.id} has {what}", hint="choose a bench that measured times")
     repeated = BenchJob(
         replace(job, models=()),
         iterations=None if old.sustained else max(old.times.iterations // bench.concurrency, 1),
@@ -75,7 +76,9 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
 
 def _grade_side(side: SideRecord) -> MeasurementGrade | None:
     """Grade a side as a separate measurement, even if it was measured in turns with another side."""
-    return grade_measurement(side.conditions, side.times, clock=side.clock or "board") if side.times else None
+    if side.times is None or side.clock == "icount":
+        return None
+    return grade_measurement(side.conditions, side.times, clock=side.clock or "board")
 
 
 def _list_reasons(which: str, grade: MeasurementGrade | None) -> list[str]:

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hil.controller.pipeline.instructions import format_counts
 from hil.controller.pipeline.records.print_generation import describe_times
 from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison, SustainedTimes
 from hil.controller.records.conditions import ConditionReading, Conditions, Settling
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import seconds, show, table, together, units
 from hil.core.results import Outcome
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
+_INSTRUCTIONS = {"equal": "green", "fewer": "green", "more": "red", "unclear": "yellow"}
 _GRADES = {"A": "A: steady", "B": "B: noisy", "F": "F: not comparable"}
 _Cell = Callable[[SideRecord], str]
 
@@ -46,6 +49,8 @@ def print_bench(console: Console, record: BenchRecord) -> None:
         console.print(line, soft_wrap=True)
     if record.comparison:
         _print_comparison(console, record.comparison)
+    if record.instructions:
+        _print_instructions(console, record.instructions)
     for prompt in record.prompts:
         for what, found in (("prefill", prompt.prefill), ("TTFT", prompt.ttft), ("TPOT", prompt.tpot)):
             if found:
@@ -142,7 +147,13 @@ def _format_outliers(_: SideRecord, times: BenchTimes) -> str:
     return f"{times.outliers} of {times.iterations}, above {time_text(times.outlier_above_ns)}"
 
 
-def _format_memory(side: SideRecord, _: BenchTimes) -> str:
+def _is_measured(side: SideRecord) -> bool:
+    return side.times is not None or side.clock == "icount"
+
+
+def _format_memory(side: SideRecord) -> str:
+    if not _is_measured(side):
+        return ""
     return "unknown" if side.peak_memory_bytes is None else f"{side.peak_memory_bytes / 1e6:.1f} MB"
 
 
@@ -191,12 +202,16 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("sustained", lambda side: format_sustained(side.sustained) if side.sustained else ""),
     ("outliers", _if_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
+    ("instructions", lambda side: format_counts(side.instructions) if side.instructions else ""),
     ("grade", lambda side: _GRADES[side.grade.grade] if side.grade else ""),
     ("conditions", lambda side: _format_conditions(side.conditions) if side.conditions else ""),
     ("settled", lambda side: _format_settling(side.settling) if side.settling else ""),
     ("iterations", _if_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),
-    ("answers", _if_measured(lambda side, _: side.repetition.text if side.repetition else "not compared")),
-    ("peak memory", _if_measured(_format_memory)),
+    (
+        "answers",
+        lambda side: (side.repetition.text if side.repetition else "not compared") if _is_measured(side) else "",
+    ),
+    ("peak memory", _format_memory),
     ("parallelism", _if_measured(_format_parallelism)),
     ("on the board", _format_stages("first_run", "warmup", "steady")),
     ("on the host", _format_stages("import", "compile", "push", "load", "fetch")),
@@ -214,6 +229,9 @@ def _print_notes(console: Console, record: BenchRecord) -> None:
         if side.grade is not None and side.grade.reasons and not record.not_comparable:
             text = f"grade {side.grade.grade} of {side.name}: {'; '.join(side.grade.reasons)}"
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if any(side.clock == "icount" for side in record.sides):
+        text = "no times: the clock of this emulated board counts instructions"
+        console.print(text, style="yellow", soft_wrap=True)
     if any(side.clock == "host" for side in record.sides):
         console.print(
             "host time: this board does not report device times; each iteration includes a process start",
@@ -224,6 +242,19 @@ def _print_notes(console: Console, record: BenchRecord) -> None:
         console.print(f"{record.concurrency} concurrent copies: times per copy, iterations a second over all copies")
     if not record.finished:
         console.print("interrupted: partial results", style="yellow")
+
+
+def _print_instructions(console: Console, found: InstructionComparison) -> None:
+    from rich.text import Text
+
+    line = Text(found.verdict, style=f"bold {_INSTRUCTIONS[found.verdict]}")
+    detail = f"; {found.reason}" * bool(found.reason)
+    line.append(
+        f"  B executes {found.ratio:.4f} times as many instructions as A "
+        f"(differences of at most {found.min_effect:.1%} are ignored{detail})",
+        style="default",
+    )
+    console.print(line, soft_wrap=True)
 
 
 def _print_comparison(console: Console, found: SpeedComparison, title: str = "") -> None:

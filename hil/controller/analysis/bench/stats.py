@@ -69,6 +69,10 @@ class Batch:
     start_ns: Nanoseconds  # per iteration, int64 [n], on the side's clock
     duration_ns: Nanoseconds
     calls: tuple[StepCall, ...] = ()  # of a decoder
+    instructions: tuple[int, ...] = ()  # per iteration; empty if not counted
+    # False if the board's clock counts instructions. The times are then estimates from the host's clock, only for
+    # planning, and are not stored.
+    is_timed: bool = True
 
 
 Floats = npt.NDArray[np.float64]

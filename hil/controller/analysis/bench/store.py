@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.conditions import list_incomparable
-from hil.controller.analysis.bench.measure import BenchSide, compare_sides
+from hil.controller.analysis.bench.measure import BenchSide, compare_sides, count_batches
 from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
 from hil.controller.analysis.bench.sustained import summarise_sustained
 from hil.controller.devices.grading import grade_measurement
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.instructions import compare_counts, summarise_counts
 from hil.controller.pipeline.records.next_steps import hint_for_case
 from hil.controller.pipeline.records.record import record_case, record_specs
 from hil.controller.pipeline.records.restored import restore_artifact, restore_case
@@ -70,7 +71,9 @@ def sample_file(folder: Path, name: str = "samples.csv") -> Iterator[Callable[[B
     def append(batch: Batch) -> None:
         head = f"{batch.side},{batch.round},{next(batches)},{batch.copy},"
         pairs = zip(batch.start_ns.tolist(), batch.duration_ns.tolist(), strict=True)
-        write("".join(f"{head}{start},{duration}\n" for start, duration in pairs))
+        times = [f"{start},{duration}" if batch.is_timed else "," for start, duration in pairs]
+        counts = batch.instructions or [""] * len(times)
+        write("".join(f"{head}{time},{count}\n" for time, count in zip(times, counts, strict=True)))
 
     def write(text: str) -> None:
         with storing(folder):
@@ -78,7 +81,7 @@ def sample_file(folder: Path, name: str = "samples.csv") -> Iterator[Callable[[B
             file.flush()
 
     with file:
-        write("side,round,batch,copy,start_ns,duration_ns\n")
+        write("side,round,batch,copy,start_ns,duration_ns,instructions\n")
         yield append
 
 
@@ -167,6 +170,7 @@ def record_bench(
     if bench.against:
         records[0].from_run = bench.against
     compared_times = [compared, *(time for one in prompts for time in (one.ttft, one.tpot))]
+    counted = [side.instructions for side in records]
     return BenchRecord(
         schema=1,
         id=run.id,
@@ -177,6 +181,7 @@ def record_bench(
         concurrency=bench.concurrency,
         sides=records,
         comparison=compared,
+        instructions=compare_counts(*counted) if len(counted) == 2 else None,
         not_comparable=incomparable,
         prompts=prompts,
         exit_code=_find_exit_code([case for _, case in cases], compared_times, bench.fail_if_slower, bool(incomparable))
@@ -216,7 +221,9 @@ def _record_side(
     in_turns: bool,
 ) -> SideRecord:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
-    starts, durations, rate = under_load(side.batches if side else (), bench.concurrency)
+    timed = [batch for batch in side.batches if batch.is_timed] if side else []
+    starts, durations, rate = under_load(timed, bench.concurrency)
+    has_time = side is None or side.clock != "icount"
     measured = result or case.result
     provenance = make_record(measured.provenance, StoredProvenance) if measured else None
     sustained = None
@@ -251,7 +258,7 @@ def _record_side(
             push_s=timings.push_s,
             load_s=timings.load_s,
             first_run_s=side.first_run_ns / 1e9 if side and side.first_run_ns is not None else None,
-            warmup_s=side.warmup_s if side and side.loads else None,
+            warmup_s=side.warmup_s if side and side.loads and has_time else None,
             steady_s=_measure_steady(durations, sustained),
             fetch_s=timings.fetch_s,
         ),
@@ -261,13 +268,14 @@ def _record_side(
         course_ns=[float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
         sustained=sustained,
         iterations_per_s=rate,
+        instructions=summarise_counts(count_batches(side, side.batches)) if side and side.batches else None,
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
         parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
         settling=side.settling if side else None,
         conditions=side.conditions if side else None,
         grade=grade_measurement(side.conditions, times, clock=side.clock, in_turns=in_turns)
-        if side and times
+        if side and times and side.clock != "icount"
         else None,
         generation=describe_side(side) if side else None,
         program=program,

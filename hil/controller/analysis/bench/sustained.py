@@ -65,7 +65,7 @@ def thin_batch(batch: Batch, stride: int) -> Batch:
     """Return a batch with every ``stride``-th iteration, at least one."""
     # Copy, because a slice keeps the memory of the whole array.
     starts, durations = (values[::stride].copy() for values in (batch.start_ns, batch.duration_ns))
-    return replace(batch, start_ns=starts, duration_ns=durations)
+    return replace(batch, start_ns=starts, duration_ns=durations, instructions=batch.instructions[::stride])
 
 
 def measure_elapsed(batches: Sequence[BatchSummary]) -> float:

@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     generate_option,
     given_options,
     input_options,
+    instructions_option,
     json_option,
     label_option,
     limit_options,
@@ -101,6 +102,7 @@ from hil.errors import UsageError
 @reference_options
 @tolerance_options
 @repetition_options
+@instructions_option
 @arithmetic_option
 @limit_options
 @click.option("--benchmark-out", type=FILE, metavar="FILE", help="Write Google Benchmark's JSON to FILE.")

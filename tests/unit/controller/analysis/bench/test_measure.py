@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_boards import PacedBoard, side_on
 
-from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, measure
+from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, count_batches, count_instructions, measure
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import under_load
 from hil.controller.pipeline.settings.options import Job
+from hil.core.instructions import InstructionCounts
 from hil.core.results import Outcome
 from hil.core.tensors import TensorSpec
 from hil.errors import RunCrashed
@@ -154,3 +155,24 @@ def test_measure_names_outputs_as_the_model_does():
     side.case = replace(side.case, artifact=artifact)
     measure([side], bench(iterations=5), lambda *_: None, random.Random(0))
     assert side.result is not None and list(side.result.outputs) == ["y"]
+
+
+def test_count_instructions_loads_each_program_several_times():
+    board = PacedBoard({"a": lambda: 5, "b": lambda: 5})
+    sides = [side_on(board, label, name) for label, name in (("A", "a"), ("B", "b"))]
+    count_instructions(sides, loads=3, iterations=4)
+    assert (board.loads, board.loaded) == (["a", "b"] * 3, [])
+    assert board.calls == [("a", 0, 5), ("a", 0, 4), ("b", 0, 5), ("b", 0, 4)] * 3
+    assert count_batches(sides[0], sides[0].batches) is None  # not requested
+
+
+def test_counts_of_batches_are_joined():
+    side = side_on(PacedBoard({"a": lambda: 5}), "A", "a")
+    side.counter, side.counter_problem = "perf_event", ""
+    times = np.array([1, 2])
+    batches = [Batch("A", 0, 0, times, times, instructions=counts) for counts in ((7, 8), (9, 10))]
+    assert count_batches(side, batches) == InstructionCounts("perf_event", (7, 8, 9, 10))
+    side.counter_problem = "the counter was shared"
+    uncounted = Batch("A", 0, 0, times, times)
+    assert count_batches(side, [*batches, uncounted]) == InstructionCounts("perf_event", (7, 8, 9, 10))
+    assert count_batches(side, [uncounted]) == InstructionCounts(problem="the counter was shared")

@@ -62,3 +62,13 @@ def test_read_bench_returns_stored_record(tmp_path):
 def test_sample_file_reports_unwritable_directory(tmp_path):
     with pytest.raises(StorageError), sample_file(tmp_path / "missing"):
         pass
+
+
+def test_samples_contain_counts_and_only_real_times(tmp_path):
+    times = np.array([5, 6])
+    with sample_file(tmp_path) as append:
+        append(Batch("A", 0, 0, times, times, instructions=(70, 80)))
+        append(Batch("A", 0, 0, times, times, instructions=(90, 95), is_timed=False))
+    rows = (tmp_path / "samples.csv").read_text().splitlines()
+    assert rows[0] == "side,round,batch,copy,start_ns,duration_ns,instructions"
+    assert rows[1:] == ["A,0,0,0,5,5,70", "A,0,0,0,6,6,80", "A,0,1,0,,,90", "A,0,1,0,,,95"]
