@@ -21,6 +21,9 @@ class DispatchResult(Record, kw_only=True):
     against: Annotated[str, note("`numpy`, `iree-llvm-cpu`, or empty if the dispatch cannot run alone")] = ""
     finding: Annotated[BisectFinding, note("SKIP if the dispatch cannot run alone, or is not judged")]
     device_p50_ns: Annotated[Number, note("median of the timed runs; null without a warm run")] = None
+    instructions: Annotated[
+        float | None, note("median of the timed runs; null without --instructions, or if the board cannot count")
+    ] = None
     compile_s: Annotated[Number, note("null if the program was in the cache")] = None
     run: Annotated[str, note("command that repeats the stored dispatch; empty if not stored")] = ""
 

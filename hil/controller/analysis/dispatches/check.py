@@ -16,6 +16,7 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.record import record_specs
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import for_model
@@ -176,6 +177,7 @@ def _describe(
             case = replace(case, options=replace(case.options, expected=dict(case.references[0].outputs)))
         keep_case(out, case, finding)
         run = repeat_command(out, case.name, list(board_options))
+    counts = summarise_counts(case.result.instructions, cold=case.result.cold) if case.result is not None else None
     times = case.result.device_ns if case.result is not None and not case.result.cold else []
     return DispatchResult(
         key=dispatch.key,
@@ -187,6 +189,7 @@ def _describe(
         against=CPU_BACKEND if dispatch.not_evaluated else NUMPY,
         finding=finding,
         device_p50_ns=statistics.median(times) if times else None,
+        instructions=counts.median if counts is not None else None,
         compile_s=case.artifact.seconds if case.artifact is not None and not case.artifact.cached else None,
         run=run,
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hil.controller.records.dispatches import DispatchList
     from hil.controller.records.run import StoredSpec
 
-_RUN_OPTIONS = ("function", "compile_flags", "recompute", "rtol", "atol")
+_RUN_OPTIONS = ("function", "compile_flags", "recompute", "rtol", "atol", "instructions")
 _COUNTS = {"iterations": 10, "warmup": 2}
 # Parameters that require --dispatches, and parameters that exclude it.
 _OWN = (
@@ -96,6 +96,7 @@ def _print_dispatches(found: DispatchList) -> None:
     from hil.controller.storage.screen.texts import seconds, table
     from hil.core.results import Outcome
 
+    has_counts = any(one.instructions is not None for one in found.dispatches)
     rows = []
     for one in found.dispatches:
         time = seconds(None if one.device_p50_ns is None else float(one.device_p50_ns) / 1e9)
@@ -103,10 +104,13 @@ def _print_dispatches(found: DispatchList) -> None:
         sides = (_describe_specs(one.inputs), _describe_specs(one.outputs))
         compiled = seconds(None if one.compile_s is None else float(one.compile_s))
         error = _describe_error(one.finding)
-        rows.append((one.key, nodes, *sides, one.finding.outcome.value, error, time, compiled))
-    heads = ("dispatch", "nodes", "inputs", "outputs", "outcome", "max abs", "p50", "compile")
+        counted = "-" if one.instructions is None else f"{one.instructions:,.0f}"
+        counts = [counted] if has_counts else []
+        rows.append((one.key, nodes, *sides, one.finding.outcome.value, error, time, *counts, compiled))
+    numbers = ("max abs", "p50", *["instructions"] * has_counts, "compile")
     console = table_console()
-    console.print(table(heads, rows, numbers=("max abs", "p50", "compile"), whole=("outcome",)))
+    heads = ("dispatch", "nodes", "inputs", "outputs", "outcome", *numbers)
+    console.print(table(heads, rows, numbers=numbers, whole=("outcome",)))
     for reason in list_reasons(found):
         console.print(reason, style="dim", markup=False, highlight=False, soft_wrap=True)
     passed = sum(one.finding.outcome is Outcome.PASS for one in found.dispatches)
