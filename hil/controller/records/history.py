@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.instructions import InstructionStatistics
 from hil.controller.records.run import Digest, StoredSpec
 
 # Maximum number of samples in an entry.
@@ -117,6 +118,9 @@ class HistoryEntry(Record, kw_only=True):
     samples_ns: Annotated[
         list[float], note("times of iterations in order; empty if unknown"), Meta(max_length=MAX_SAMPLES)
     ] = []
+    instructions: Annotated[
+        InstructionStatistics | None, note("of the iterations; null if not counted; never part of the times")
+    ] = None
     peak_memory_bytes: Count | None = None
     program: Annotated[str, note("digest of the program, or empty")] = ""
     program_bytes: Count | None = None

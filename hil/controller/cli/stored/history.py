@@ -144,14 +144,7 @@ def show(series: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """
     from hil.controller.records.history import SeriesHistory
     from hil.controller.workloads.history.entry_changes import describe_changes
-    from hil.controller.workloads.history.tables import (
-        ENTRY_HEADS,
-        EVALUATION_HEADS,
-        describe_change,
-        describe_entry,
-        describe_key,
-        list_notes,
-    )
+    from hil.controller.workloads.history.tables import describe_change, describe_entries, describe_key, list_notes
 
     with open_history(chosen) as store:
         summary = store.find_series(series)
@@ -160,8 +153,8 @@ def show(series: str, chosen: HistorySettings | None, as_json: bool) -> int:
 
     def print_entries() -> None:
         click.echo(f"{found.id}  {describe_key(found.key)}")
-        heads = EVALUATION_HEADS if found.key.kind == "eval" else ENTRY_HEADS
-        _print_table(heads, [describe_entry(one) for one in found.entries], heads[2:5])
+        heads, rows = describe_entries(found.entries, is_evaluation=found.key.kind == "eval")
+        _print_table(heads, rows, heads[2 : heads.index("outcome")])
         for change in found.changes:
             click.echo(describe_change(change))
         for entry in found.entries:

@@ -37,7 +37,7 @@ _RUN = (
         "board",
         "run",
     ),
-    *("confirmed", "level_begins", "notes", "reason"),
+    *("confirmed", "level_begins", "notes", "reason", "instructions", "counter"),
 )
 
 
@@ -86,6 +86,7 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
         changes=dict(found.changes),
         chart=chart_runs(found),
         links=links,
+        has_counts=any(one.entry.instructions is not None for one in found.runs),
         rows=newest[first : first + rows],
         paging={"pages": pages, "total": len(found.runs)},
     )
@@ -124,6 +125,7 @@ def series_csv(request: Request) -> Response:
                 ),
                 *(one.entry.confirmed, index in starts, "; ".join(note.text for note in one.entry.annotations)),
                 one.entry.reason,
+                *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
             )
             for index, one in reversed(list(enumerate(found.runs)))
         ],

@@ -161,6 +161,7 @@ def make_run_entry(
     name = provenance.board or (record.board.name if record.board else "") or (case.error.board if case.error else "")
     verdict = case.verdicts[0] if case.verdicts else None
     times = side.times if side else None
+    counted = side.instructions if side else case.instructions
     p50_ns = times.p50_ns if times else None if device.is_cold_only else device.p50_ns
     return HistoryEntry(
         key=SeriesKey(
@@ -181,10 +182,11 @@ def make_run_entry(
         reason=case.reason,
         error=make_error(verdict.against, verdict.outputs) if verdict else None,
         iterations=times.iterations if times else device.iterations,
-        clock=None if p50_ns is None else (side.clock if side else "board"),
+        clock=None if p50_ns is None else "host" if side and side.clock == "host" else "board",
         cold_ns=device.cold_ns,
         p50_ns=p50_ns,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
+        instructions=counted if counted and counted.median is not None else None,
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
         tools=ToolVersions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from hil.controller.records.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import relative_spread, series_id
@@ -17,7 +17,7 @@ EVALUATION_HEADS = ("time", "commit", "score", "reference", "samples", "outcome"
 CSV_HEADS = (
     *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
     *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "score", "iterations", "p50_ns", "spread"),
-    *("compiler", "runtime_version", "program", "annotations"),
+    *("compiler", "runtime_version", "program", "annotations", "instructions", "counter"),
 )
 _COMMIT = 9
 
@@ -38,7 +38,20 @@ def describe_series(one: SeriesSummary) -> tuple[str, ...]:
     )
 
 
-def describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
+def describe_entries(
+    entries: Sequence[HistoryEntry], *, is_evaluation: bool
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the heads and the rows of a table of entries. If an entry has counts, a column shows the instructions."""
+    heads, rows = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS, [_describe_entry(one) for one in entries]
+    if all(one.instructions is None for one in entries):
+        return heads, rows
+    place = heads.index("outcome")
+    columns = [_describe_instructions(one) for one in entries]
+    rows = [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, columns, strict=True)]
+    return (*heads[:place], "instructions", *heads[place:]), rows
+
+
+def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
     """Return the cells of an entry for :data:`ENTRY_HEADS`, or for :data:`EVALUATION_HEADS`."""
     mark = "+" if entry.source.dirty else ""
     return (
@@ -85,6 +98,7 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(entry.score and entry.score.board,),
             *(entry.iterations, entry.p50_ns, relative_spread(entry.samples_ns), entry.tools.compiler),
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
+            *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
@@ -94,6 +108,11 @@ def _describe_times(entry: HistoryEntry) -> tuple[str, str, str]:
     spread = relative_spread(entry.samples_ns)
     cell = "-" if spread is None else f"{100 * spread:.1f} %"
     return _nanoseconds(entry.p50_ns), cell, str(entry.iterations)
+
+
+def _describe_instructions(entry: HistoryEntry) -> str:
+    counted = entry.instructions
+    return "-" if counted is None or counted.median is None else f"{counted.median:,.0f}"
 
 
 def _describe_score(score: EntryScore) -> tuple[str, str, str]:
