@@ -137,3 +137,60 @@ def test_killed_gate_resumes_with_its_rounds(
     assert (ended.code, found["verdict"]) == (1, "regressed")
     assert rounds.read_text().splitlines()[: len(before)] == before
     assert found["rounds"] == len(rounds.read_text().splitlines())
+
+
+# The simulated count depends on the size of the program, and the time on the fault `pace`.
+COUNTED = (*BENCH, "--instructions", "--fault", "counter", "--fault", "pace:seconds=0.002")
+# The noise of the times can make them suspect too, but cannot decide.
+COARSE = ("--min-effect", 90, "--budget", 1)
+
+
+def commit_padded(repository: Path, git: Callable[..., None], size: int) -> None:
+    """Commit the model with more bytes, but with the same operators."""
+    model = onnx.load(repository / "m.onnx")
+    model.doc_string = "x" * size
+    onnx.save(model, repository / "m.onnx")
+    git("commit", "-qam", f"{size} bytes")
+
+
+@pytest.fixture
+def counted(tmp_path: Path, git: Callable[..., None], hil: Callable[..., Ended]) -> Path:
+    """A repository with a small model on main, measured with instructions, and the branch `pr`."""
+    save_layers(tmp_path / "m.onnx", 2)
+    (tmp_path / "hil.toml").write_text("[history]\nauto = true\n")
+    git("init", "-q", "-b", "main")
+    git("add", "hil.toml", "m.onnx")
+    git("commit", "-qm", "small")
+    assert hil(*COUNTED).code == 0
+    git("checkout", "-qb", "pr")
+    return tmp_path
+
+
+def test_gate_finds_more_instructions_at_the_same_time(
+    counted: Path, git: Callable[..., None], hil: Callable[..., Ended]
+) -> None:
+    commit_padded(counted, git, 5000)
+    assert hil(*COUNTED).code == 0
+    ended = hil("gate", *COARSE, "--json", "--junit", "gate.xml")
+    (found,) = ended.document["verdicts"]
+    assert (ended.code, found["verdict"]) == (1, "regressed"), found
+    assert (found["old"]["again"], found["new"]["again"]) == ("PASS", "PASS")
+    assert found["instructions"]["ratio"] == found["new"]["instructions"] / found["old"]["instructions"] > 1.005
+    assert " % instructions against " in found["reason"]
+    assert " % instructions against " in (counted / "gate.xml").read_text()
+    assert "instructions" in hil("history", "show", "m").out
+
+
+@pytest.mark.slow
+def test_bisect_finds_commit_with_more_instructions(
+    counted: Path, git: Callable[..., None], hil: Callable[..., Ended]
+) -> None:
+    for size in (1000, 5000, 5200):
+        commit_padded(counted, git, size)
+    assert hil(*COUNTED).code == 0
+    ended = hil("gate", *COARSE, "--bisect", "", "--json")
+    (found,) = ended.document["verdicts"]
+    assert (ended.code, found["verdict"]) == (1, "regressed"), found
+    assert [one["subject"] for one in found["cause"]["candidates"]] == ["5000 bytes"], found["cause"]
+    reasons = {one["reason"] for one in found["cause"]["tried"]}
+    assert any(reason.startswith("+0.") and reason.endswith("% instructions") for reason in reasons), reasons

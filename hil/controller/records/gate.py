@@ -9,6 +9,7 @@ from msgspec import Meta
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
 from hil.controller.records.bench import Interval
 from hil.controller.records.history import SeriesKey
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.records.outputs import Origin
 
 GateVerdictName = Literal[
@@ -32,6 +33,7 @@ class GateSide(Record, kw_only=True):
     runtime: Annotated[str, note("name and version")]
     program: Annotated[str, note("digest of the program, or empty")]
     again: Annotated[str, note("outcome when the gate ran the program again; empty if it did not")] = ""
+    instructions: Annotated[float | None, note("stored median; null if not counted")] = None
     again_p50_ns: Annotated[float | None, note("median of the new measurement; null without one")] = None
 
 
@@ -114,13 +116,18 @@ class GateVerdict(Record, kw_only=True):
     verdict: GateVerdictName
     reason: Annotated[str, note("cause of the verdict in one line")]
     suspect: Annotated[
-        Literal["", "step", "drift", "outcome"], note("what the history showed; empty if nothing was suspect")
+        Literal["", "step", "drift", "outcome", "instructions"],
+        note("what the history showed; empty if nothing was suspect"),
     ]
     new: GateSide
     old: Annotated[GateSide | None, note("the baseline's measurement; null without a baseline")]
     ratio: Annotated[float | None, note("new time divided by old time, measured in turns; null if not measured")] = None
     interval: Annotated[Interval | None, note("of the ratio")] = None
     score: Annotated[GateScore | None, note("null if the series is not an evaluation")] = None
+    instructions: Annotated[
+        InstructionComparison | None,
+        note("compared with the baseline; from a new run if the gate ran both programs; null if not counted"),
+    ] = None
     rounds: Annotated[Count, note("rounds in which both programs ran in turns")] = 0
     rounds_needed: Annotated[Count, note("estimated further rounds until a verdict; 0 if decided")] = 0
     board_s: Annotated[float, note("time that the gate used the board, in seconds", ge=0)] = 0.0

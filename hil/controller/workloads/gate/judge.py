@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.sequential import Decision
+from hil.controller.pipeline.instructions import describe_change
 from hil.controller.records.base import parse_number
 from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score
 from hil.controller.workloads.gate.plan import GateCase
@@ -32,6 +34,7 @@ class Remeasurement:
         rounds_needed: estimated number of further rounds, if undecided.
         old_p50_ns, new_p50_ns: medians of the measurements in turns.
         is_other_board: whether the board differs from the board of the stored measurements.
+        instructions: comparison of the instructions, if the history has counts.
     """
 
     old: str = ""
@@ -43,6 +46,7 @@ class Remeasurement:
     rounds_needed: int = 0
     old_p50_ns: float | None = None
     new_p50_ns: float | None = None
+    instructions: InstructionComparison | None = None
     board_s: float = 0.0
     budget_s: float = 0.0
     is_other_board: bool = False
@@ -50,7 +54,8 @@ class Remeasurement:
 
 def needs_board(case: GateCase) -> bool:
     """Return whether the programs must run again for a verdict."""
-    if case.suspect is None or case.old is None or not case.is_stored or case.new.outcome in BOARD_OUTCOMES:
+    is_suspect = case.suspect is not None or case.has_more_instructions
+    if not is_suspect or case.old is None or not case.is_stored or case.new.outcome in BOARD_OUTCOMES:
         return False
     if case.new.score is not None:  # the score depends on many samples, and its interval includes their variation
         return False
@@ -74,11 +79,12 @@ def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | s
         key=case.new.key,
         verdict=verdict,
         reason=reason,
-        suspect=case.suspect.kind if case.suspect is not None else "",
+        suspect=case.suspect.kind if case.suspect is not None else "instructions" if case.has_more_instructions else "",
         new=_describe_side(case.new),
         old=_describe_side(case.old) if case.old is not None else None,
         score=score if isinstance(score, GateScore) else None,
         changes=changes,
+        instructions=(again.instructions if again is not None else None) or case.instructions,
     )
     if again is None:
         return found
@@ -113,14 +119,33 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
         return cause, f"{new.outcome}: the same program passed at {_name_run(old)}"
     if is_wrong:
         return "broken", f"{new.outcome}: {new.reason}"
-    if case.suspect is None:
-        return "no change", "the time is within the variation of the history"
-    if is_same and _has_new_tools(case) and case.suspect.direction == "slower":
+    if case.suspect is None and not case.has_more_instructions:
+        return "no change", _describe_unchanged(case)
+    is_slower = case.suspect is not None and case.suspect.direction == "slower"
+    if is_same and _has_new_tools(case) and case.has_more_instructions:
+        return "toolchain", f"same program as {_name_run(old)}, but {_describe_instructions(case.instructions)}"
+    if is_same and _has_new_tools(case) and is_slower:
         # The old runtime is not available, so the programs cannot be measured again.
         return "toolchain", f"same program as {_name_run(old)}, but the stored times are slower"
     if is_same:
         return "no change", f"same program as {_name_run(old)}"
-    return "undecided", "hil cannot run both programs again: the history does not contain them"
+    cannot = "hil cannot run both programs again: the history does not contain them"
+    if case.has_more_instructions:
+        return "regressed", f"{_describe_instructions(case.instructions)} against {_name_run(old)}; {cannot}"
+    return "undecided", cannot
+
+
+def _describe_unchanged(case: GateCase) -> str:
+    """Return why a series without a suspect has no change."""
+    has_times = case.new.p50_ns is not None or case.instructions is None
+    time = "the time is within the variation of the history" if has_times else ""
+    return "; ".join(filter(None, (time, _describe_instructions(case.instructions))))
+
+
+def _describe_instructions(found: InstructionComparison | None) -> str:
+    if found is None:
+        return ""
+    return f"instructions not compared: {found.reason}" if found.verdict == "unclear" else describe_change(found)
 
 
 def _judge_score(old: HistoryEntry, score: GateScore) -> tuple[GateVerdictName, str]:
@@ -150,7 +175,7 @@ def find_direction(score: GateScore) -> str:
 def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:
     """Return the verdict from a new measurement, and its reason."""
     old, new = case.old, case.new
-    assert old is not None and case.suspect is not None
+    assert old is not None
     failed_before = exit_code_for(new.outcome) != 0
     if again.error:
         if again.is_board_error:
@@ -170,13 +195,28 @@ def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName,
         return "undecided", f"{new.outcome} in {new.run}, but {again.new} now"
     if old_fails:
         return "undecided", f"{again.new}; the program of {_name_run(old)} passed before, and ends in {again.old} now"
-    assert again.decision is not None
-    verdict, reason = _judge_times(old, again, again.decision)
+    verdict, reason = _judge_times(old, again, again.decision) if again.decision is not None else ("no change", "")
     if verdict == "undecided" and again.board_s >= again.budget_s:
         reason = f"{reason}; the board time of {again.budget_s:.0f} s is used up"
-    if case.suspect.direction == "fixed" and verdict == "no change":
-        return "improved", f"{again.new} again; {reason}"
-    return verdict, reason
+    if case.suspect is not None and case.suspect.direction == "fixed" and verdict == "no change":
+        verdict, reason = "improved", f"{again.new} again; {reason}"
+    return _add_instructions(verdict, reason, case, again)
+
+
+def _add_instructions(
+    verdict: GateVerdictName, reason: str, case: GateCase, again: Remeasurement
+) -> tuple[GateVerdictName, str]:
+    """Return the verdict on the times and the instructions together. Fewer instructions do not change the verdict."""
+    found, old = again.instructions, case.old
+    assert old is not None
+    if found is None:
+        return verdict, reason
+    counted = _describe_instructions(found)
+    if found.verdict == "more" and verdict in ("no change", "undecided", "board fault"):
+        return "regressed", "; ".join(filter(None, (f"{counted} against {_name_run(old)}", reason)))
+    if found.verdict == "unclear" and case.has_more_instructions and verdict == "no change":
+        verdict = "undecided"
+    return verdict, "; ".join(filter(None, (reason, counted if reason else f"{counted} against {_name_run(old)}")))
 
 
 def _judge_times(old: HistoryEntry, again: Remeasurement, decision: Decision) -> tuple[GateVerdictName, str]:
@@ -217,6 +257,7 @@ def _describe_side(entry: HistoryEntry) -> GateSide:
         outcome=entry.outcome,
         reason=entry.reason,
         p50_ns=entry.p50_ns,
+        instructions=entry.instructions.median if entry.instructions is not None else None,
         compiler=entry.tools.compiler,
         runtime=f"{entry.key.runtime} {entry.tools.runtime}".strip(),
         program=entry.program,

@@ -7,11 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
+from hil.controller.pipeline.instructions import compare_counts
 from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
+
+# Facts of a board that must be equal to compare instructions: libraries choose their code by the CPU.
+_CPU = ("arch", "cpu_model")
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,19 @@ class GateCase:
         old: measurement to compare with; None without a baseline.
         suspect: the most serious finding in the history; None if nothing is suspect.
         is_stored: whether the history has the programs of both measurements.
+        instructions: comparison of the stored instruction counts; None if they are not comparable.
     """
 
     new: HistoryEntry
     old: HistoryEntry | None = None
     suspect: Suspect | None = None
     is_stored: bool = False
+    instructions: InstructionComparison | None = None
+
+    @property
+    def has_more_instructions(self) -> bool:
+        """Whether the stored counts show more instructions."""
+        return self.instructions is not None and self.instructions.verdict == "more"
 
     @property
     def series(self) -> str:
@@ -107,7 +119,15 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     # baseline.
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
-    return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
+    is_stored = bool(choices) and store.program(new.program) is not None
+    return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new))
+
+
+def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionComparison | None:
+    """Compare the stored counts of two entries; None unless the same kind of counter counted on the same CPU."""
+    if any(old.board.stack.get(name) != new.board.stack.get(name) for name in _CPU):
+        return None
+    return compare_counts(old.instructions, new.instructions)
 
 
 def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:

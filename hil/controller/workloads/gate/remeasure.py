@@ -25,11 +25,12 @@ from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import Run
+from hil.controller.workloads.gate.instruction_counts import count_again
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
 from hil.core.results import BOARD_OUTCOMES, Outcome
-from hil.errors import BoardError, BoardUnfit, HilError
+from hil.errors import BoardError, BoardUnfit, HilError, RunFailed
 
 # Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
@@ -84,7 +85,7 @@ class Remeasurer:
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> None:
-        assert case.old is not None and case.suspect is not None
+        assert case.old is not None
         run = open_run(case.new)
         job = self.restorer.choose_job(run)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
@@ -97,7 +98,9 @@ class Remeasurer:
             again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
             again.new_reason = sides[1].case.reason
             is_comparable = all(side.case.outcome in (Outcome.PASS, Outcome.SKIP) for side in sides)
-            if is_comparable and case.suspect.direction != "broken":
+            if is_comparable and case.instructions is not None:
+                self._count(case, again, sides)
+            if is_comparable and case.suspect is not None and case.suspect.direction != "broken":
                 self._measure_times(case, again, sides, begun + budget_s, known, keep_round)
         except BoardError as error:
             # The next suspect must not get a lost session.
@@ -124,6 +127,15 @@ class Remeasurer:
         if not case.references:
             return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         return self.runner.judge(case)
+
+    def _count(self, case: GateCase, again: Remeasurement, sides: Sequence[BenchSide]) -> None:
+        self.screen.stage(case.new.case, 0, "counting instructions")
+        try:
+            again.instructions = count_again([side.case for side in sides], sides[0].board)
+        except RunFailed:
+            if case.suspect is None:
+                raise
+            # The times are also suspect, and need no counter.
 
     def _measure_times(
         self,

@@ -11,7 +11,9 @@ from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.detection.sequential import SequentialDecision, pool_noise
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.instructions import MIN_EFFECT, describe_change
 from hil.controller.records.gate import GateCandidate
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.confirm import (
@@ -22,6 +24,7 @@ from hil.controller.workloads.gate.bisection.confirm import (
     decide_answers,
 )
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
+from hil.controller.workloads.gate.instruction_counts import count_again
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.errors import BoardError, HilError, StorageError, UsageError
@@ -90,7 +93,11 @@ class CandidateTester:
             run_good = None if self.axis.changes_board or self.suspect.good is None else self._run_good
             return decide_answers(program.run, run_good, is_searched=self._is_searched, rate=self.rate)
         trial = decide_answers(program.run, None, is_searched=lambda outcome: False, rate=self.rate)
-        return self._compare_times(program, known, keep_round) if trial.outcome == "good" else trial
+        if trial.outcome != "good":
+            return trial
+        if self._is_only_counted:
+            return self._compare_programs(program, lambda: self._count(program))
+        return self._compare_programs(program, lambda: self._measure_times(program, known, keep_round))
 
     def _run_good(self) -> ProgramAnswer:
         good = self.suspect.good
@@ -102,18 +109,46 @@ class CandidateTester:
         judged = new.again or new.outcome
         return outcome.value == judged or (outcome in WRONG and judged in {one.value for one in WRONG})
 
-    def _compare_times(
-        self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]
-    ) -> Trial:
-        """Measure the candidate's program and the good program in turns, unless the result is known."""
+    @property
+    def _is_only_counted(self) -> bool:
+        """Whether the judged program executes more instructions, but is not slower."""
+        verdict = self.suspect.verdict
+        is_slower = verdict.interval is not None and verdict.interval.low > 1
+        return verdict.instructions is not None and verdict.instructions.verdict == "more" and not is_slower
+
+    def _compare_programs(self, program: _CandidateProgram, compare: Callable[[], Trial]) -> Trial:
+        """Compare the candidate's program with the good program, unless the result is known."""
         if program.digest and (decided := self._decided.get(program.digest)) is not None:
             return decided
-        trial = self._measure_times(program, known, keep_round)
+        trial = compare()
         if trial.outcome != "skipped":
             self._decided[program.digest] = replace(
                 trial, reason=f"same program as another tested {self.axis.name}: {trial.reason}"
             )
         return trial
+
+    def _count(self, program: _CandidateProgram) -> Trial:
+        """Count the instructions of both programs. A candidate is bad if it causes at least half of the change."""
+        assert self.suspect.verdict.instructions is not None
+        limit = max(MIN_EFFECT, _SHARE * (self.suspect.verdict.instructions.ratio - 1))
+        found = self._count_once(program)
+        for _ in range(BOARD_ERRORS_MOST - 1):
+            if isinstance(found, BoardError):
+                found = self._count_once(program)
+        if isinstance(found, HilError):
+            return Trial("skipped", found.message, isinstance(found, BoardError))
+        if found.verdict == "unclear" and found.ratio + found.spread > 1 + limit:
+            return Trial("skipped", found.reason)
+        return Trial("bad" if found.ratio > 1 + limit else "good", describe_change(found))
+
+    def _count_once(self, program: _CandidateProgram) -> InstructionComparison | HilError:
+        compared: list[InstructionComparison] = []
+
+        def count(session: BoardSession, cases: Sequence[Case]) -> None:
+            compared.append(count_again(cases, session.board))
+
+        error = self._run_both(program, count)
+        return error if error is not None else compared[0]
 
     def _measure_times(
         self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]
@@ -151,26 +186,37 @@ class CandidateTester:
 
         Return the error that ended the measurement, or None.
         """
-        good, measurer = self.suspect.good, self.measurer
+
+        def measure(session: BoardSession, cases: Sequence[Case]) -> None:
+            sides = [BenchSide(label, case, session.board) for label, case in zip("AB", cases, strict=True)]
+            name = self.suspect.case.new.case
+            self.measurer.measure_turns(name, sides, decision, until=until, keep_round=keep_round)
+
+        return self._run_both(program, measure)
+
+    def _run_both(
+        self, program: _CandidateProgram, measure: Callable[[BoardSession, Sequence[Case]], None]
+    ) -> HilError | None:
+        """Run the good program and the candidate's program once, then measure both. Return the error, or None."""
+        good = self.suspect.good
         if good is None:
             return UsageError("the program of the baseline is not in the history")
 
-        def measure(session: BoardSession) -> Case:
-            cases = [measurer.run_once(good, session)]
+        def run(session: BoardSession) -> Case:
+            cases = [self.measurer.run_once(good, session)]
             if cases[0].error is None:
                 cases.append(program.run_case(session))
             if cases[-1].error is not None:
                 return cases[-1]
-            sides = [BenchSide(label, case, session.board) for label, case in zip("AB", cases, strict=True)]
             try:
-                measurer.measure_turns(self.suspect.case.new.case, sides, decision, until=until, keep_round=keep_round)
+                measure(session, cases)
             except BoardError:
                 raise
             except HilError as error:
                 return cases[-1].ended(error, Stage.RUN)
             return cases[-1]
 
-        found = self.suspect.call_board(measure)
+        found = self.suspect.call_board(run)
         return found if isinstance(found, BoardError) else found.error
 
 

@@ -10,6 +10,7 @@ from support.histories import history_entry, program_source
 
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.records.history import HistoryEntry
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, list_changes, needs_board
@@ -257,3 +258,63 @@ def test_fixed_program_must_also_be_as_fast(store: HistoryStore) -> None:
 def test_failure_that_cannot_run_again_is_broken(store: HistoryStore) -> None:
     found = judge_case(planned(store, new_entry(outcome="FAIL")), Remeasurement(error="no inputs"))
     assert (found.verdict, found.reason) == ("broken", "FAIL; hil could not run the program again: no inputs")
+
+
+def counted(median: float, spread: float = 0.0, counter: str = "perf_event") -> dict[str, Any]:
+    return {"instructions": {"counter": counter, "iterations": 9, "median": median, "spread": spread}}
+
+
+def test_more_instructions_must_run_again_at_the_same_time(store: HistoryStore) -> None:
+    case = planned(store, new_entry(**counted(1002.0)), baseline_entries(**counted(1000.0)))
+    assert case.suspect is None and needs_board(case)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [counted(1001.0), counted(900.0), counted(1002.0, spread=0.01), counted(1002.0, counter="icount"), {}],
+    ids=["within-limit", "fewer", "varying", "other-counter", "not-counted"],
+)
+def test_other_counts_do_not_run_again(store: HistoryStore, new: dict[str, Any]) -> None:
+    assert judged(store, new_entry(**new), baseline_entries(**counted(1000.0))) == "no change"
+
+
+def test_counts_of_another_cpu_are_not_compared(store: HistoryStore) -> None:
+    other = {"board": {"name": "sim", "stack": {"cpu_model": "another"}}}
+    assert judged(store, new_entry(**counted(2000.0), **other), baseline_entries(**counted(1000.0))) == "no change"
+
+
+def test_more_instructions_without_stored_program_regress(store: HistoryStore) -> None:
+    new = new_entry(program=digest(b"not stored"), **counted(1012.0))
+    verdict = judge_case(planned(store, new, baseline_entries(**counted(1000.0))), None)
+    assert (verdict.verdict, verdict.suspect) == ("regressed", "instructions")
+    assert verdict.reason.startswith("+1.20 % instructions against 1a2b3c4d; hil cannot run both programs again")
+
+
+def test_more_instructions_of_the_same_program_blame_new_tools(store: HistoryStore) -> None:
+    new = new_entry(program=digest(OLD), tools={"runtime": "2"}, **counted(1012.0))
+    verdict = judge_case(planned(store, new, baseline_entries(**counted(1000.0), tools={"runtime": "1"})), None)
+    assert (verdict.verdict, verdict.reason) == ("toolchain", "same program as 1a2b3c4d, but +1.20 % instructions")
+
+
+def comparison(ratio: float, verdict: str, reason: str = "") -> InstructionComparison:
+    return InstructionComparison(ratio=ratio, min_effect=0.001, verdict=verdict, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("again", "decision", "verdict", "reason"),
+    [
+        (comparison(1.012, "more"), None, "regressed", "+1.20 % instructions against 1a2b3c4d"),
+        (comparison(1.0, "equal"), None, "no change", "+0.00 % instructions against 1a2b3c4d"),
+        (comparison(1.004, "unclear", "they vary"), None, "undecided", "instructions not compared: they vary"),
+        (comparison(1.012, "more"), Decision("no change", 9, 1.0, None), "regressed", "+1.20 % instructions against"),
+        (comparison(1.012, "more"), Decision("improved", 9, 0.9, None), "improved", "-10.0 % against"),
+        (comparison(0.9, "fewer"), Decision("regressed", 9, 1.1, None), "regressed", "+10.0 % against"),
+    ],
+)
+def test_counts_of_a_new_run_decide(
+    store: HistoryStore, again: InstructionComparison, decision: Decision | None, verdict: str, reason: str
+) -> None:
+    case = planned(store, new_entry(**counted(1012.0)), baseline_entries(**counted(1000.0)))
+    found = judge_case(case, Remeasurement(old="PASS", new="PASS", instructions=again, decision=decision))
+    assert (found.verdict, found.instructions) == (verdict, again)
+    assert found.reason.startswith(reason)

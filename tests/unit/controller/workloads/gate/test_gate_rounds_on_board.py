@@ -16,10 +16,12 @@ from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch
 from hil.controller.analysis.detection.sequential import SequentialDecision
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.instructions import InstructionComparison
 from hil.controller.workloads.gate import remeasure
+from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
-from hil.errors import BoardError
+from hil.errors import BoardError, HilError, RunFailed
 
 SCREEN: Any = SimpleNamespace(stage=lambda *args: None, note=lambda text: None)
 
@@ -62,3 +64,37 @@ def test_rounds_on_throttled_board_are_discarded(monkeypatch):
     assert "not comparable: the board throttled" in error.message
     assert math.isnan(kept[-1])
     assert decision.log_ratios == []
+
+
+def count(monkeypatch: pytest.MonkeyPatch, suspect: Any, found: InstructionComparison | HilError) -> Remeasurement:
+    """Count the instructions of two programs again, for a case with this suspect."""
+
+    def count_again(cases: Any, board: Any) -> InstructionComparison:
+        if isinstance(found, HilError):
+            raise found
+        return found
+
+    monkeypatch.setattr(remeasure, "count_again", count_again)
+    unused: Any = None
+    again, board = Remeasurement(), unused
+    sides = [BenchSide(label, fake_case(label.lower()), board) for label in "AB"]
+    case: Any = SimpleNamespace(new=SimpleNamespace(case="m"), suspect=suspect)
+    Remeasurer(unused, unused, unused, 0.02, SCREEN, unused)._count(case, again, sides)
+    return again
+
+
+def test_board_without_counter_prevents_only_the_comparison_of_counts(monkeypatch):
+    error = RunFailed("instructions not counted: no counter")
+    assert count(monkeypatch, "a suspect time", error).instructions is None
+    with pytest.raises(RunFailed, match="no counter"):
+        count(monkeypatch, None, error)
+
+
+def test_board_error_ends_the_comparison_of_counts(monkeypatch):
+    with pytest.raises(BoardError):
+        count(monkeypatch, "a suspect time", BoardError("gone"))
+
+
+def test_new_counts_are_kept(monkeypatch):
+    found = InstructionComparison(ratio=1.1, min_effect=0.001, verdict="more")
+    assert count(monkeypatch, None, found).instructions == found
