@@ -145,6 +145,8 @@ class WholeMachine:
             tap="port",
             gateway=plan.gateway,
             memory_mb=plan.memory_mb,
+            cores=1 if plan.icount else 2,
+            icount=plan.icount,
         )
         system.make_disk(self._image, self._machine, root, size_mb=plan.disk_mb + _SYSTEM_MB)
 

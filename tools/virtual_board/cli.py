@@ -59,6 +59,7 @@ def _running(name: str) -> VirtualBoard:
     "--arch", type=click.Choice(sorted(DEBIAN)), default="x86_64", show_default=True, help="Processor architecture."
 )
 @click.option("--system", is_flag=True, help="Emulate a whole aarch64 machine with a separate kernel (slower).")
+@click.option("--icount", is_flag=True, help="With --system: one core whose clock counts instructions (even slower).")
 @click.option(
     "--netem",
     default="",
@@ -66,7 +67,7 @@ def _running(name: str) -> VirtualBoard:
     help='Network quality in both directions, such as "delay 20ms 5ms loss 1% rate 10mbit".',
 )
 @click.option("--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Disk size in MB.")
-def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
+def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: int) -> None:
     """Start a board, or switch it on, and print the connection data.
 
     Prints a line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the
@@ -74,10 +75,13 @@ def up(name: str, arch: str, system: bool, netem: str, disk_mb: int) -> None:
     """
     from filelock import FileLock
 
+    if icount and not system:
+        raise UsageError("--icount requires --system")
     board = _board(name)
     asked: dict[str, Any] = {
         "arch": "aarch64" if system else arch,
         "system": system,
+        "icount": icount,
         "netem": netem,
         "disk_mb": disk_mb,
     }

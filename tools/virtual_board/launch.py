@@ -36,6 +36,7 @@ def start(
     netem: str = "",
     system: bool = False,
     memory_mb: int = 512,
+    icount: bool = False,
     lifeline: bool = True,
 ) -> VirtualBoard:
     """Start a virtual board and wait until SSH works.
@@ -48,6 +49,7 @@ def start(
         netem: delay, jitter and loss of the network, such as "delay 20ms 5ms loss 1%".
         system: emulate a machine with a separate kernel under qemu-system-aarch64, which is slower. Only for aarch64.
         memory_mb: memory of the emulated machine, in MB.
+        icount: with ``system``, one core whose clock advances by 1 ns per instruction, even slower.
         lifeline: True if the board ends when this process ends for any reason.
 
     Raises:
@@ -59,7 +61,7 @@ def start(
         host.require()
         network.parse(netem)
         made(folder)
-        plan = _provide(Plan(name, arch, disk_mb, netem, system, memory_mb, lifeline), folder)
+        plan = _provide(Plan(name, arch, disk_mb, netem, system, memory_mb, icount, lifeline), folder)
         keeper = host.new_namespaces(folder, *module_command("tools.virtual_board.keeper", str(folder)))
         gateway, ip = host.plug_in(keeper.pid)
         replace(plan, ip=ip, gateway=gateway).write(folder)

@@ -21,6 +21,7 @@ class Plan:
     netem: str  # network delay, jitter and loss in ``tc netem`` syntax, or ""
     system: bool  # True for an emulated machine with a separate kernel
     memory_mb: int  # memory of the emulated machine, in MB
+    icount: bool  # True if the emulated machine's clock counts instructions
     lifeline: bool  # True if the board ends when the keeper's stdin is closed
     ip: str = ""  # IP address
     gateway: str = ""  # the host's address on the board's network

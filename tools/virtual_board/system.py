@@ -59,6 +59,7 @@ class Machine:
     gateway: str = ""  # default gateway address, or ""
     memory_mb: int = 512  # memory, in MB; with 128, the board boots to sshd and has about 60 free
     cores: int = 2  # Cortex-A53 cores
+    icount: bool = False  # whether the clock counts instructions: an instruction takes 1 ns
 
     @property
     def disk(self) -> Path:
@@ -141,7 +142,8 @@ def start(image: SystemImage, machine: Machine) -> list[str]:
     return [
         *image.qemu,
         *("-no-user-config", "-nodefaults", "-display", "none", "-monitor", "none"),
-        *("-machine", "virt", "-accel", "tcg,thread=multi", "-cpu", _CPU),
+        *("-machine", "virt", "-accel", f"tcg,thread={'single' if machine.icount else 'multi'}", "-cpu", _CPU),
+        *(("-icount", "shift=0") if machine.icount else ()),
         *("-smp", str(machine.cores), "-m", str(machine.memory_mb)),
         *("-kernel", str(image.kernel), "-initrd", str(machine.initrd), "-append", " ".join(kernel)),
         *("-drive", f"file={_escaped(machine.disk)},if=none,id=disk,format=raw,cache=unsafe,discard=unmap"),
