@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Floats, drift_of
 from hil.controller.analysis.detection.changes import find_changes
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
+from hil.controller.devices.time_statistics import Floats, drift_of
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Probability that a step of the smallest effect becomes a suspect at once, unless SHARE_MOST limits it.
