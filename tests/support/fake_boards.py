@@ -135,7 +135,9 @@ class FakeProgram:
         times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
         outputs = dict(zip(names or ("y",), arrays, strict=True))
         result = RunResult(self.board.name, outputs, times, provenance=told, cold=not warmup)
-        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0)
+        return result, SimpleNamespace(
+            warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0, iterations_ns=times, board_ns=None, cpu_ns=0
+        )
 
     def log(self) -> list[str]:
         """One line."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, make_record, note
+from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import (
     DType,
@@ -211,6 +212,10 @@ class RunCase(Record, kw_only=True):
     cached: Annotated[list[CachedStage], note("stages whose result was cached")] = []
     pushed_bytes: Count = 0
     device: DeviceStatistics | None
+    conditions: Annotated[
+        Conditions | None, note("of the board; null if the run did not measure times, or in bench.json")
+    ] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null if no grade, or in bench.json")] = None
     generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
     generation_digest: Annotated[
         str, note("digest of the models, tokens and settings of --generate; empty without --generate")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, Timestamp, make_record, note
+from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
 
@@ -81,6 +82,8 @@ class CaseRecord(Record, kw_only=True):
     samples_ns: Annotated[Samples, note("device time of each iteration, without a cold one if there are others")] = []
     iterations: Annotated[Count, note("timed iterations")] = 0
     cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
+    conditions: Annotated[Conditions | None, note("of the board; null if the case did not measure times")] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null without a grade")] = None
     generation: Annotated[StoredGeneration | None, note("null for a case without a prompt")] = None
     answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""

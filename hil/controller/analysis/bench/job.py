@@ -299,7 +299,9 @@ class _BenchRun:
                     repetition=side.repetition,
                 )
                 calls = tuple(call for batch in side.batches for call in batch.calls)
-                side.case = self.runner.judge_repetition(replace(side.case, result=result, calls=calls))
+                # The conditions and the grade of the measurement are in bench.json.
+                case = replace(side.case, result=result, calls=calls, conditions=None, grade=None)
+                side.case = self.runner.judge_repetition(case)
         measured = {side.case.name: side.case for side in self.sides}
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:

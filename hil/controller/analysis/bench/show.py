@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
-_GRADES = {"A": "A: steady", "B": "B: noisy", "F": "F: not comparable"}
 _Cell = Callable[[SideRecord], str]
 
 
@@ -191,7 +190,7 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("sustained", lambda side: format_sustained(side.sustained) if side.sustained else ""),
     ("outliers", _if_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
-    ("grade", lambda side: _GRADES[side.grade.grade] if side.grade else ""),
+    ("grade", lambda side: side.grade.title if side.grade else ""),
     ("conditions", lambda side: _format_conditions(side.conditions) if side.conditions else ""),
     ("settled", lambda side: _format_settling(side.settling) if side.settling else ""),
     ("iterations", _if_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),

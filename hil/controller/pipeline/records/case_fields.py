@@ -33,6 +33,8 @@ def case_fields(case: RunCase) -> dict[str, Any]:
         "samples_ns": device.warm_ns,
         "iterations": device.iterations,
         "cold": device.is_cold_only,
+        "conditions": case.conditions,
+        "grade": case.grade,
         "generation": case.generation,
         "answers": repetition.text if repetition and repetition.iterations > 1 else "",
         "agentless": provenance.command.why if provenance and provenance.command else "",

@@ -95,6 +95,8 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         cached=cached_stages(case),
         pushed_bytes=case.pushed_bytes,
         device=None if result is None else device_times(result),
+        conditions=case.conditions,
+        grade=case.grade,
         generation=record_generation(case),
         generation_digest=digest_generation(case),
         repetition=_record_repetition(case),

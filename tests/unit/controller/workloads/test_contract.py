@@ -722,10 +722,13 @@ def test_bundle_run_notes_unusable_reference(fake_boards: FakeBoards, tmp_path: 
 
 
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
-def test_records_count_requested_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+def test_records_count_and_grade_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
     assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
     assert {(record.get("device") or record)["iterations"] for record in stored(tmp_path)} == {4}
+    reasons = {tuple(record["grade"]["reasons"]) for record in stored(tmp_path)}
+    assert reasons == {("only 4 iterations, expected at least 10",)}
+    assert {record["conditions"]["missing"] for record in stored(tmp_path)} == {"no counters"}
 
 
 BOTH = targets_of({"board": (A, B)})
