@@ -35,7 +35,7 @@ _SIGMA_BY_MAD = 1.4826
 _NORMAL = NormalDist()
 _UNIT_NS = 1e9
 
-SuspectKind = Literal["step", "drift", "outcome"]
+SuspectKind = Literal["step", "drift", "outcome", "grade"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Suspect:
     index: int  # first run that is probably affected; runs between ``baseline`` and this run may also be affected
     baseline: int  # run with the older program
     newest: int  # run with the newer program, the last run that is not a board error
-    ratio: float | None  # estimated new value divided by old value; None for outcomes
-    p_value: float | None  # probability of such a change by chance; None for outcomes
+    ratio: float | None  # estimated new value divided by old value; None for outcomes and grades
+    p_value: float | None  # probability of such a change by chance; None for outcomes and grades
 
 
 def find_suspects(

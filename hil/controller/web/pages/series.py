@@ -37,7 +37,7 @@ _RUN = (
         "board",
         "run",
     ),
-    *("confirmed", "level_begins", "notes", "reason"),
+    *("confirmed", "level_begins", "notes", "reason", "grade", "grade_reasons"),
 )
 
 
@@ -124,6 +124,7 @@ def series_csv(request: Request) -> Response:
                 ),
                 *(one.entry.confirmed, index in starts, "; ".join(note.text for note in one.entry.annotations)),
                 one.entry.reason,
+                *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
             )
             for index, one in reversed(list(enumerate(found.runs)))
         ],

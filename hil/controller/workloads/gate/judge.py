@@ -115,12 +115,13 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
         return "broken", f"{new.outcome}: {new.reason}"
     if case.suspect is None:
         return "no change", "the time is within the variation of the history"
-    if is_same and _has_new_tools(case) and case.suspect.direction == "slower":
+    if is_same and _has_new_tools(case) and case.suspect.direction == "slower" and case.suspect.kind != "grade":
         # The old runtime is not available, so the programs cannot be measured again.
         return "toolchain", f"same program as {_name_run(old)}, but the stored times are slower"
     if is_same:
         return "no change", f"same program as {_name_run(old)}"
-    return "undecided", "hil cannot run both programs again: the history does not contain them"
+    reason = "hil cannot run both programs again: the history does not contain them"
+    return "undecided", f"{reason}; grade {new.grade.text}" if case.suspect.kind == "grade" and new.grade else reason
 
 
 def _judge_score(old: HistoryEntry, score: GateScore) -> tuple[GateVerdictName, str]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.storage.history.store import HistoryStore, series_id
 from hil.controller.storage.outcomes import exit_code_for
@@ -102,6 +103,9 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
         drift_checked=drift_checked,
     )
     suspect = suspects[0] if suspects else None
+    if suspect is None and not is_comparable(new.grade):
+        # The history cannot show whether the program is slower, so both programs run again.
+        suspect = Suspect("grade", "slower", len(usable), len(usable) - 1, len(usable), None, None)
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
     # Use an earlier run's program if necessary: the compared run's program may be deleted, and a failed run cannot be a
     # baseline.
@@ -134,6 +138,6 @@ def _is_good(entry: HistoryEntry) -> bool:
 
 def _make_point(entry: HistoryEntry, new: HistoryEntry) -> SeriesPoint:
     outcome = Outcome(entry.outcome) if entry.outcome in Outcome.__members__ else Outcome.RUN_ERROR
-    value = entry.p50_ns if entry.clock == new.clock else None
+    value = entry.p50_ns if entry.clock == new.clock and is_comparable(entry.grade) else None
     is_time = value is not None and math.isfinite(value) and value > 0
     return SeriesPoint(value if is_time else None, outcome)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.bench.store import read_bench
+from hil.controller.devices.grading import grade_measurement
 from hil.controller.records.base import read_record
 from hil.controller.records.bench import BenchRecord, SideRecord
 from hil.controller.records.evaluation import EvaluationRecord
@@ -184,6 +185,8 @@ def make_run_entry(
         clock=None if p50_ns is None else (side.clock if side else "board"),
         cold_ns=device.cold_ns,
         p50_ns=p50_ns,
+        # A series compares only times of the same clock, so the host's clock does not matter.
+        grade=grade_measurement(side.conditions, times) if side and times else case.grade,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
@@ -247,6 +250,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         clock=None if p50_ns is None else "board",
         cold_ns=next(iter(case.samples_ns), None) if case.cold else None,
         p50_ns=p50_ns,
+        grade=case.grade,
         samples_ns=[] if case.cold else [float(one) for one in case.samples_ns],
         program=case.program,
         program_bytes=case.artifact_bytes,

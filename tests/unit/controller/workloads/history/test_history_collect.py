@@ -53,7 +53,8 @@ def test_run_gives_entry_with_samples_board_and_error(collector, tmp_path):
         "finished_at": 7.0,
         "notes": ["throttled"],
     }
-    one = run_case(name="m", path="m.onnx", device=device, provenance=provenance, artifact=ARTIFACT)
+    grade = {"grade": "F", "reasons": ["throttled"]}
+    one = run_case(name="m", path="m.onnx", device=device, provenance=provenance, artifact=ARTIFACT, grade=grade)
     request = {"function": "f", "compile_flags": ["-O3"], "dims": {"N": 4}}
     collector.collect(write_run(tmp_path / "r1", one, origin=origin, request=request))
     (entry,) = collector.found.entries
@@ -71,6 +72,7 @@ def test_run_gives_entry_with_samples_board_and_error(collector, tmp_path):
     assert entry.board.stack == {"kernel": "6.12", "cores": "4", "cpu0 governor": "x"}
     assert entry.board.readings == {"cpu0 frequency": 1800.0}
     assert entry.board.notes == ["throttled"]
+    assert entry.grade is not None and entry.grade.to_json() == grade
     assert entry.tools.flags == ["--target=host"]
     assert entry.program == DIGEST
     assert entry.error is not None
