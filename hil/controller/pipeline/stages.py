@@ -43,7 +43,7 @@ from hil.controller.pipeline.generation import (
     run_prefill,
     steps_arguments,
 )
-from hil.controller.pipeline.measurement_grade import grade_run, watch_run
+from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
 from hil.controller.pipeline.repeated import run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -200,6 +200,8 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
     try:
         program, _ = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
         tools.sink.stage(case, Stage.RUN, "")
+        if is_measured(case) or options.profile:
+            session.board.prepare()
         if case.inputs is None:
             yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
         inputs = case.inputs or {}

@@ -268,12 +268,12 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            with prepare_boards(sides, self.screen.note):
-                if self.bench.settle_s is not None:
-                    self.screen.stage(title, 0, "waiting for a steady board")
-                    settle_boards(sides, self.bench.settle_s)
-                with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
-                    measure(sides, self.bench, keep, order)
+            prepare_boards(sides)
+            if self.bench.settle_s is not None:
+                self.screen.stage(title, 0, "waiting for a steady board")
+                settle_boards(sides, self.bench.settle_s)
+            with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
+                measure(sides, self.bench, keep, order)
         except UsageError:
             raise
         except HilError:

@@ -112,7 +112,7 @@ def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Sus
     """Return a suspect if the values of the runs ``numbers`` have risen slowly since the first of these runs.
 
     Uses the Theil-Sen slope and the Mann-Kendall test for autocorrelated data, as
-    :func:`hil.controller.analysis.bench.stats.drift_of` describes.
+    :func:`hil.controller.devices.time_statistics.drift_of` describes.
     """
     if values.size < _DRIFT_LEAST:
         return None

@@ -173,7 +173,8 @@ class Remeasurer:
 
         if decision.verdict != "undecided":
             return
-        with prepare_boards(sides, self.screen.note), watch_conditions(sides, copies=1):
+        prepare_boards(sides)
+        with watch_conditions(sides, copies=1):
             for rounds in measure_rounds(sides, BenchJob(self.job), show, random.Random(secrets.randbits(64))):
                 batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
                 log_ratio = float(round_log_ratios(batches)[0])

@@ -721,6 +721,11 @@ def test_bundle_run_notes_unusable_reference(fake_boards: FakeBoards, tmp_path: 
     assert "reference onnxruntime failed: the case contains a compiled program" in told
 
 
+def test_single_iterations_need_no_preparation(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    by_run(tmp_path)
+    assert not any(board.prepared for board in fake_boards.opened)
+
+
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
 def test_records_count_and_grade_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
@@ -729,6 +734,7 @@ def test_records_count_and_grade_iterations(fake_boards: FakeBoards, workload: W
     reasons = {tuple(record["grade"]["reasons"]) for record in stored(tmp_path)}
     assert reasons == {("only 4 iterations, expected at least 10",)}
     assert {record["conditions"]["missing"] for record in stored(tmp_path)} == {"no counters"}
+    assert all(board.prepared for board in fake_boards.opened)
 
 
 BOTH = targets_of({"board": (A, B)})
