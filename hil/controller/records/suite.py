@@ -24,7 +24,7 @@ class SuiteRecord(Record, kw_only=True):
 
     schema: Literal[1]
     id: str
-    request: Annotated[dict[str, Any], note("options of the command, for --resume; empty for pytest")] = {}
+    request: Annotated[dict[str, Any], note("options of the command, for --resume; without `source` for pytest")] = {}
     source: Annotated[str, note("the suite as given")]
     place: Annotated[
         str | UnsetType, note("absolute path of the source; empty for hil's suites; absent for pytest")

@@ -22,7 +22,7 @@ class HistorySettings:
 
     path: Path = DEFAULT_PATH
     quota: int = DEFAULT_QUOTA  # maximum size of the programs, in bytes
-    auto: bool = False  # True if `hil run`, `hil bench` and `hil suite run` add their results automatically
+    auto: bool = False  # True if commands and pytest add their results automatically
     baseline: str = DEFAULT_BASELINE  # branch whose last good programs are never deleted
 
 

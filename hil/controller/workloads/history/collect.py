@@ -238,7 +238,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             flow=case.flow,
             flags=_user_flags(request),
         ),
-        run=head.id,
+        run=name_suite_run(head),
         case=case.id,
         folder=folder,
         created=case.started or head.started,
@@ -264,6 +264,11 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
         ),
     )
+
+
+def name_suite_run(head: SuiteRecord) -> str:
+    """Return the ID of a suite run in the history. pytest uses a directory, and therefore an ID, many times."""
+    return f"{head.id}-{head.started:.0f}" if head.command.startswith("pytest") else head.id
 
 
 def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:

@@ -104,6 +104,8 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
             f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
             hint="suite.json is damaged or from a different version: start a new run",
         ) from error
+    if not request.source:
+        raise UsageError(f"cannot resume {folder}: pytest ran this suite", hint="run pytest again")
     with _open_context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
         return job.resume(run)

@@ -39,11 +39,13 @@ from hil.controller.records.bisect import BisectFindings
 from hil.controller.records.farm import JobResultRow
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.isolation import isolated as isolated_module
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.formats import write_format
 from hil.controller.workloads.bundles.run import run_bundle
+from hil.controller.workloads.history.automatic import add_results
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.matrix.workloads import (
@@ -82,6 +84,7 @@ from hil.errors import (
     StageTimeout,
     UsageError,
 )
+from hil.testing.pytest_plugin import reporting
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import BoardTarget
 
@@ -735,6 +738,29 @@ def test_records_count_and_grade_iterations(fake_boards: FakeBoards, workload: W
     assert reasons == {("only 4 iterations, expected at least 10",)}
     assert {record["conditions"]["missing"] for record in stored(tmp_path)} == {"no counters"}
     assert all(board.prepared for board in fake_boards.opened)
+
+
+def test_history_gets_results_of_each_workload(
+    fake_boards: FakeBoards, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pytest uses the same directory in each session; the history keeps the results of both sessions."""
+    (pytester.path / "hil.toml").write_text("[history]\nauto = true\n")
+    monkeypatch.setattr(by_pytest, "pytester", pytester, raising=False)
+    for number in range(2):
+        monkeypatch.setattr(reporting, "time", SimpleNamespace(time=lambda number=number: 1e9 + number))
+        by_pytest(tmp_path, compile_flags=("-O3",))
+    for name, enter in (("b", by_bundle), ("t", by_trace_run)):
+        (tmp_path / name).mkdir()
+        assert set(enter(tmp_path / name).values()) == {"PASS"}
+    notes: list[str] = []
+    runs = [file.parent for file in tmp_path.rglob("run.json")]
+    add_results(runs, notes.append, start=pytester.path)
+    with HistoryStore.open(pytester.path / "hil-runs/history") as store:
+        entries = list(store.entries())
+    assert {entry.outcome for entry in entries} == {"PASS"}
+    assert sorted(entry.key.kind for entry in entries) == ["run"] * 6 + ["suite"] * 6
+    assert notes == [f"added to the history {pytester.path}/hil-runs/history: 6 of 6 cases"]
+    assert {entry.key.flags for entry in entries if entry.key.kind == "suite"} == {("-O3",)}
 
 
 BOTH = targets_of({"board": (A, B)})
