@@ -197,6 +197,15 @@ class StoredReference(Record, kw_only=True):
     outputs: list[StoredTensor]
 
 
+class StoredJudging(Record, kw_only=True):
+    """Settings that judge a case. A bundle or a trace can override those of the command."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    replace_blind_tolerance: Annotated[bool, note("true: outputs that the tolerance cannot judge get the default")]
+    accept: Annotated[list[str], note("criteria that replace the tolerance")] = []
+
+
 class RunCase(Record, kw_only=True):
     """Case of a run."""
 
@@ -229,6 +238,7 @@ class RunCase(Record, kw_only=True):
     references: list[StoredReference]
     unanswered: Annotated[list[FailedReference], note("references that gave no result")] = []
     verdicts: list[StoredVerdict]
+    judging: Annotated[StoredJudging | None, note("null in records of earlier versions")] = None
     decided_by: Annotated[str, note("reference that a pass is based on, with its relation; otherwise empty")] = ""
     disagreement: Annotated[str, note("disagreement between references, or empty")] = ""
     random: Annotated[list[str], note("nodes with random numbers that outputs depend on")] = []

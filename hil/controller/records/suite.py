@@ -88,6 +88,7 @@ class CaseRecord(Record, kw_only=True):
     answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""
     artifact_bytes: Annotated[Count | None, note("size of the program's files")] = None
+    function: Annotated[str, note("function of the program, or empty")] = ""
     program: Annotated[str, note("digest of the program's main file; equal for programs compiled together")] = ""
     compiler: Annotated[str, note("name and version, `none`, or empty if unknown")] = ""
     flags: Annotated[list[str], note("compiler flags, including those of the board config")] = []

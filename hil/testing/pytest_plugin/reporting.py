@@ -19,7 +19,7 @@ from hil.controller.pipeline.settings.project import find_project
 from hil.controller.records.outputs import Origin
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
 from hil.controller.storage.origin import origin_of
-from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.runs import safe_name, seal, storing
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
@@ -187,5 +187,6 @@ class Reporting:
         # Remove the records of an earlier pytest run.
         with storing(out):
             (out / LINES).write_bytes(b"")
+            seal(out, head.request)
         run.save()
         return run

@@ -39,6 +39,7 @@ def case_fields(case: RunCase) -> dict[str, Any]:
         "answers": repetition.text if repetition and repetition.iterations > 1 else "",
         "agentless": provenance.command.why if provenance and provenance.command else "",
         "artifact_bytes": artifact and artifact.bytes,
+        "function": artifact.function if artifact else "",
         "compiler": artifact.compiler if artifact else "",
         "flags": artifact.flags if artifact else [],
         "cached": artifact.cached if artifact and compiled else None,

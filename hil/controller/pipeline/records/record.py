@@ -29,6 +29,7 @@ from hil.controller.records.run import (
     StageTimes,
     StoredArtifact,
     StoredCompilations,
+    StoredJudging,
     StoredModel,
     StoredProvenance,
     StoredReference,
@@ -119,6 +120,9 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
             for name, why in case.unanswered.items()
         ],
         verdicts=[record_verdict(verdict) for verdict in case.verdicts],
+        judging=StoredJudging(
+            **_pick_fields(case.options, "rtol", "atol", "replace_blind_tolerance"), accept=list(case.options.accept)
+        ),
         decided_by=_name_decider(case),
         disagreement=case.disagreement,
         random=list(model.random) if model else [],

@@ -208,7 +208,8 @@ def list_changes(old: HistoryEntry, new: HistoryEntry) -> list[str]:
 def _has_new_tools(case: GateCase) -> bool:
     assert case.old is not None
     old, new = case.old.tools, case.new.tools
-    return (old.compiler, old.runtime) != (new.compiler, new.runtime)
+    pairs = ((old.compiler, new.compiler), (old.runtime, new.runtime))
+    return any(before and after and before != after for before, after in pairs)
 
 
 def _describe_side(entry: HistoryEntry) -> GateSide:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from hil.controller.devices.grading import list_disturbances
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import board_of_stored, restore_artifact, restore_case
+from hil.controller.pipeline.records.restored import board_of_stored, restore_artifact
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
@@ -28,15 +28,14 @@ from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import Run, RunStore, is_sealed
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
+from hil.controller.workloads.gate.stored_cases import CaseMissing, CaseOpener, StoredCases
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, HilError, UsageError
 
 # Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
 _ROUNDS_MOST = 200
-_KINDS = ("run", "bench")
 _STAGES = 100
 
 
@@ -46,6 +45,7 @@ class Remeasurer:
 
     Attributes:
         job: options of the command. The board in these options, if any, replaces the board of the stored runs.
+        opener: opens the stored runs.
         find_rounds: returns the log ratios of earlier decisions on a board, from which the board's noise is estimated.
     """
 
@@ -56,6 +56,7 @@ class Remeasurer:
     min_effect: float
     screen: Progress
     find_rounds: Callable[[str], Iterable[Sequence[float]]]
+    opener: CaseOpener
 
     def measure(
         self, case: GateCase, *, budget_s: float, known: Sequence[float], keep_round: Callable[[float], None]
@@ -90,13 +91,13 @@ class Remeasurer:
         keep_round: Callable[[float], None],
     ) -> None:
         assert case.old is not None and case.suspect is not None
-        run = open_run(case.new)
-        job = self.choose_job(run)
+        cases = self.opener.open(case.new)
+        job = self.choose_job(cases)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
         begun = time.monotonic()  # the wait for the board does not count as board time
         try:
             sides = [
-                self._run_side(label, run, case.new, entry, job, session)
+                self._run_side(label, self.restore_entry(cases, case.new, entry, job), entry, session)
                 for label, entry in (("A", case.old), ("B", case.new))
             ]
             again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
@@ -107,12 +108,10 @@ class Remeasurer:
         finally:
             again.board_s = time.monotonic() - begun
 
-    def _run_side(
-        self, label: str, run: Run, new: HistoryEntry, entry: HistoryEntry, job: Job, session: BoardSession
-    ) -> BenchSide:
+    def _run_side(self, label: str, case: Case, entry: HistoryEntry, session: BoardSession) -> BenchSide:
         """Run the program of an entry once. Raises BoardError if the board fails."""
-        self.screen.stage(new.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
-        case = self.run_once(self.restore_entry(run, new, entry, job), session)
+        self.screen.stage(entry.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
+        case = self.run_once(case, session)
         if case.error is not None and case.outcome in BOARD_OUTCOMES:
             raise case.error
         return BenchSide(label, case, session.board)
@@ -122,7 +121,7 @@ class Remeasurer:
         case = self.runner.execute(self.runner.compile(case, session.board.config), session)
         if case.outcome:
             return case
-        if not case.references:
+        if not (case.references or case.model):
             return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         return self.runner.judge(case)
 
@@ -192,53 +191,41 @@ class Remeasurer:
                 hint="wait until the board is steady: hil bench MODEL --settle 60",
             )
 
-    def choose_job(self, run: Run) -> Job:
+    def choose_job(self, cases: StoredCases) -> Job:
         """Return the job of a stored run, with the board to use. Records of other users must not choose the board."""
-        stored = Job.of_record(run.record.request)
-        if is_own := is_sealed(run.folder, run.record.request):
+        if cases.is_own:
             if self.job.board or self.job.hw_type:
                 # Faults belong to the stored board.
-                return replace(board_of_stored(stored, self.job, own=False), faults=())
+                return replace(board_of_stored(cases.job, self.job, own=False), faults=())
         else:
-            refuse_functions(stored)
-        return board_of_stored(stored, self.job, own=is_own)
+            refuse_functions(cases.job)
+        return board_of_stored(cases.job, self.job, own=cases.is_own)
 
-    def restore_entry(self, run: Run, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
+    def restore_entry(self, cases: StoredCases, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
         """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
 
         Otherwise, the case gets the inputs of the new run. The references of the new run are used only for its own
         program.
+
+        Args:
+            cases: the stored run of ``measured``, the new entry.
         """
-        if entry is not measured and (stored := _find_run(entry)) is not None:
-            run, measured = stored, entry
-        found = next((case for case in run.record.cases if case.name == measured.case), None)
-        record, folder = self.store.program_record(entry.program), self.store.program(entry.program)
-        if record is None or folder is None:
+        record, place = self.store.program_record(entry.program), self.store.program(entry.program)
+        if record is None or place is None:
             raise UsageError(f"the program of {entry.run} is not in the history")
-        if found is None or not found.inputs:
-            raise UsageError(f"run {run.id} has no inputs for case {measured.case}")
-        if missing := [name for name in record.files if not (folder / name).is_file()]:
+        if missing := [name for name in record.files if not (place / name).is_file()]:
             raise UsageError(f"the program of {entry.run} is missing files: {', '.join(missing)}")
-        artifact = restore_artifact(record, {name: folder / name for name in record.files})
-        case = restore_case(run, found, job, artifact)
-        return case if measured is entry else replace(case, references=())
-
-
-def open_run(entry: HistoryEntry) -> Run:
-    """Open the run of an entry. Raises UsageError if it cannot be measured again."""
-    if entry.key.kind not in _KINDS:
-        raise UsageError(f"a {entry.key.kind} cannot be measured again", hint="measure the model with hil bench")
-    if flag := next((one for one in entry.key.flags if one.startswith(("--concurrency", "--sustained"))), ""):
-        raise UsageError(f"a bench with {flag} cannot be measured again")
-    run = _find_run(entry)
-    if run is None:
-        raise UsageError(f"the directory of run {entry.run} is missing, so its inputs are unknown")
-    return run
-
-
-def _find_run(entry: HistoryEntry) -> Run | None:
-    folder = Path(entry.folder)
-    return RunStore(folder.parent).open(str(folder)) if entry.folder and folder.is_dir() else None
+        artifact = restore_artifact(record, {name: place / name for name in record.files})
+        if entry is measured:
+            return cases.restore(measured.case, job, cases.adapt(measured.case, artifact))
+        if (own := self.opener.find(entry)) is not None:
+            artifact = own.adapt(entry.case, artifact)
+            with contextlib.suppress(CaseMissing):
+                return own.restore(entry.case, job, artifact)
+        else:
+            artifact = cases.adapt(measured.case, artifact)
+        case = cases.restore(measured.case, job, artifact)
+        return replace(case, references=(), model=None)
 
 
 def _find_median(side: BenchSide) -> float | None:

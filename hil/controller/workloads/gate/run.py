@@ -24,6 +24,9 @@ from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.scores import compare_stored_scores
+from hil.controller.workloads.gate.stored_cases import CaseOpener
+from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
+from hil.core.scratch import temporary_folder
 from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
@@ -154,15 +157,20 @@ class _GateRun:
         self._save()
         rounds = RoundsFile(self._run.folder)
         try:
-            with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
+            with (
+                temporary_folder("hil-gate-") as folder,
+                BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool,
+            ):
+                runner = Runner(context)
                 first = Remeasurer(
                     self._store,
-                    Runner(context),
+                    runner,
                     pool,
                     self._gate.job,
                     self._record.min_effect,
                     self._screen,
                     rounds.find_earlier,
+                    CaseOpener(lambda run, board: StoredSuiteCases(run, board, runner, Path(folder))),
                 )
                 second = replace(first, job=replace(first.job, board=self._gate.second_board, hw_type=""))
                 suspects = [case for case in left if needs_board(case)]

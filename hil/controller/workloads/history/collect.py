@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.bundles.cases import BUNDLE_FORMAT
 from hil.controller.analysis.bench.store import read_bench
 from hil.controller.devices.grading import grade_measurement
 from hil.controller.records.base import read_record
@@ -31,7 +32,7 @@ from hil.controller.workloads.evaluation.stored import find_evaluation
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.controller.workloads.suites.reports.results import worst_output
-from hil.controller.workloads.suites.store import HEAD, SuiteRun
+from hil.controller.workloads.suites.store import HEAD, SuiteRun, name_suite_run
 from hil.errors import UsageError
 
 # Values of a board's machine description that do not belong to the software and hardware stack.
@@ -105,7 +106,8 @@ class Collector:
         if case.artifact is None:
             return ""
         folders = [run.own(f"{case.name}/program"), Path(case.path).parent]
-        source = self._finder.find(case.artifact, case.model, folders)
+        bundle = Path(case.path) if case.model is not None and case.model.format == BUNDLE_FORMAT else None
+        source = self._finder.find(case.artifact, case.model, folders, bundle)
         digest = combine_digests(case.artifact.digests)
         if source is not None:
             self.found.programs[digest] = source
@@ -115,8 +117,12 @@ class Collector:
         state = self._options.state_of(run.head.origin)
         for case in run.records():
             digests = self._finder.digests_of_main(case.program) if case.program else {}
+            folders: list[Path] = []
+            file = run.head.models.get(case.model)
+            if file is not None and file.digest == case.program:  # the model is the program
+                digests, folders = {Path(file.path).name: file.digest}, [Path(file.path).parent]
             entry = make_suite_entry(run.head, case, state, str(run.folder.absolute()))
-            if source := digests and self._finder.find(_make_artifact(case, digests), None, ()):
+            if source := digests and self._finder.find(_make_artifact(case, digests), None, folders):
                 self.found.programs[source.record.digest] = source
                 entry = entry.replace(program=source.record.digest)
             self.found.entries.append(entry)
@@ -127,7 +133,7 @@ def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
         runtime=case.runtime,
         compiler=case.compiler,
         flags=case.flags,
-        function="",
+        function=case.function,
         main=next(name for name, digest in digests.items() if digest == case.program),
         digests=digests,
         bytes=case.artifact_bytes or 0,
@@ -264,11 +270,6 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
         ),
     )
-
-
-def name_suite_run(head: SuiteRecord) -> str:
-    """Return the ID of a suite run in the history. pytest uses a directory, and therefore an ID, many times."""
-    return f"{head.id}-{head.started:.0f}" if head.command.startswith("pytest") else head.id
 
 
 def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:

@@ -33,7 +33,10 @@ from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
+from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.base import make_record
 from hil.controller.records.bisect import BisectFindings
 from hil.controller.records.farm import JobResultRow
@@ -45,7 +48,12 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.formats import write_format
 from hil.controller.workloads.bundles.run import run_bundle
+from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.controller.workloads.gate.stored_cases import CaseMissing, CaseOpener
+from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
 from hil.controller.workloads.history.automatic import add_results
+from hil.controller.workloads.history.collect import Collector
+from hil.controller.workloads.history.source_state import SourceOptions
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.matrix.workloads import (
@@ -761,6 +769,31 @@ def test_history_gets_results_of_each_workload(
     assert sorted(entry.key.kind for entry in entries) == ["run"] * 6 + ["suite"] * 6
     assert notes == [f"added to the history {pytester.path}/hil-runs/history: 6 of 6 cases"]
     assert {entry.key.flags for entry in entries if entry.key.kind == "suite"} == {("-O3",)}
+
+
+@pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
+def test_gate_restores_case_of_each_workload(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+    assert set(workload.run(tmp_path).values()) == {"PASS"}
+    collector = Collector(SourceOptions())
+    for place in {file.parent for name in ("run.json", "suite.json") for file in tmp_path.rglob(name)}:
+        collector.collect(place)
+    runner = Runner(RunContext(Cache(tmp_path / "cache"), FakeIsolated()))
+    opener = CaseOpener(lambda run, board: StoredSuiteCases(run, board, runner, tmp_path / "again"))
+    again = Remeasurer(SimpleNamespace(), runner, SimpleNamespace(), Job(()), 0.02, Quiet(), SimpleNamespace(), opener)
+    functions = set()
+    for entry in collector.found.entries:
+        cases = opener.open(entry)
+        program = Artifact("onnxruntime", "p", {}, {"p": "blake3:p"}, "of another case", "none")
+        case = cases.restore(entry.case, cases.job, cases.adapt(entry.case, program))
+        fake_boards.opened.clear()
+        with BoardPool("again") as pool:
+            found = again.run_once(case, pool.session(choice_of(again.choose_job(cases))))
+        assert found.outcome is Outcome.PASS and found.verdicts
+        assert fake_boards.opened[0].name == A
+        functions.add(found.artifact.function)
+        with pytest.raises(CaseMissing):
+            cases.restore("absent", cases.job, program)
+    assert functions == set("abc")
 
 
 BOTH = targets_of({"board": (A, B)})

@@ -17,7 +17,6 @@ from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.gate import GateVerdict
 from hil.controller.storage.history.programs import combine_digests
-from hil.controller.storage.runs import Run
 from hil.controller.workloads.gate.bisection.confirm import (
     BOARD_ERRORS_MOST,
     FaultRate,
@@ -27,7 +26,8 @@ from hil.controller.workloads.gate.bisection.confirm import (
 )
 from hil.controller.workloads.gate.bisection.repository import CommitTree
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.remeasure import Remeasurer, open_run
+from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.controller.workloads.gate.stored_cases import StoredRunCases
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.errors import BoardError, HilError, StorageError, UsageError
 
@@ -71,8 +71,11 @@ class CommitTester:
             old: Trial("good", "same program as the baseline"),
             self.case.new.program: Trial("bad", "same program as the judged measurement"),
         }
-        self._run: Run = open_run(self.case.new)
-        self._job: Job = self.measurer.choose_job(self._run)
+        cases = self.measurer.opener.open(self.case.new)
+        if not isinstance(cases, StoredRunCases):
+            raise UsageError("--bisect does not support suites", hint="measure the model with hil bench")
+        self._cases, self._run = cases, cases.run
+        self._job: Job = self.measurer.choose_job(cases)
         if self._job.generate is not None:
             raise UsageError("--bisect does not support --generate")
 
@@ -152,7 +155,7 @@ class CommitTester:
         """The program that passed before, or None if the history does not contain it."""
         if self.case.old is None or not self.case.is_stored:
             return None
-        return self.measurer.restore_entry(self._run, self.case.new, self.case.old, self._job)
+        return self.measurer.restore_entry(self._cases, self.case.new, self.case.old, self._job)
 
     def _run_good(self) -> ProgramAnswer:
         good = self._good

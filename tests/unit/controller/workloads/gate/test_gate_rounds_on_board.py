@@ -41,7 +41,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, events: Sequence[str], known: Seque
     for log_ratio in known:
         decision.add(log_ratio)
     unused: Any = None
-    again = Remeasurer(unused, unused, unused, Job(()), 0.02, SCREEN, unused)
+    again = Remeasurer(unused, unused, unused, Job(()), 0.02, SCREEN, unused, unused)
     try:
         again.measure_turns("m", sides, decision, until=time.monotonic() + 60, keep_round=kept.append)
     except BoardError as error:
