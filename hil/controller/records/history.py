@@ -12,7 +12,7 @@ from hil.controller.records.run import Digest, StoredSpec
 
 # Maximum number of samples in an entry.
 MAX_SAMPLES = 10_000
-Kind = Annotated[str, note("`run`, `bench`, `eval`, `suite`, or the format of an imported file")]
+Kind = Annotated[str, note("`run`, `bench`, `eval`, `suite`, `study`, or the format of an imported file")]
 
 
 class SeriesKey(Record, kw_only=True):

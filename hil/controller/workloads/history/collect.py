@@ -1,4 +1,4 @@
-"""Convert the cases of stored runs, benches and suite runs to entries of the history."""
+"""Convert the cases of stored runs, benches, suite runs and studies to entries of the history."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from hil.controller.records.history import (
 from hil.controller.records.matrix import MatrixRecord
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
+from hil.controller.records.study import StudyRecord, StudyRow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
@@ -37,7 +38,7 @@ from hil.errors import UsageError
 
 # Values of a board's machine description that do not belong to the software and hardware stack.
 _NOT_STACK = ("hostname", "cpu_features", "boot_id")
-_BENCH = "bench.json"
+_BENCH, _STUDY = "bench.json", "study.json"
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Collector:
         self.found = Collected()
 
     def collect(self, folder: Path) -> None:
-        """Collect the ended cases of a run, bench, suite run, or of all targets of a matrix.
+        """Collect the ended cases of a run, bench, suite run or study, or of all targets of a matrix.
 
         Raises:
             UsageError: the directory has no such record, or the record is unreadable.
@@ -77,9 +78,12 @@ class Collector:
             self._collect_suite(SuiteRun.open(folder))
         elif (folder / RECORD).is_file():
             self._collect_run(RunStore(folder.parent).open(str(folder)))
+        elif (folder / _STUDY).is_file():
+            self._collect_study(folder, read_record(folder / _STUDY, StudyRecord))
         else:
             raise UsageError(
-                f"{folder} has no {RECORD}, {HEAD} or {MATRIX}", hint="give a run, a bench, a suite run or a matrix"
+                f"{folder} has no {RECORD}, {HEAD}, {MATRIX} or {_STUDY}",
+                hint="give a run, a bench, a suite run, a matrix or a study",
             )
 
     def _collect_run(self, run: Run) -> None:
@@ -126,6 +130,12 @@ class Collector:
                 self.found.programs[source.record.digest] = source
                 entry = entry.replace(program=source.record.digest)
             self.found.entries.append(entry)
+
+    def _collect_study(self, folder: Path, study: StudyRecord) -> None:
+        state = self._options.state_of(study.origin)
+        for row in study.rows:
+            if row.outcome is not None:
+                self.found.entries.append(make_study_entry(study, row, state, folder.absolute()))
 
 
 def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
@@ -269,6 +279,27 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         board=make_board(
             case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
         ),
+    )
+
+
+def make_study_entry(study: StudyRecord, row: StudyRow, state: SourceState, folder: Path) -> HistoryEntry:
+    """Return the entry of an ended row of a study. A study has no device times."""
+    return HistoryEntry(
+        key=SeriesKey(
+            kind="study", model=row.experiment, case=row.experiment, board=study.board.name, runtime=row.toolchain
+        ),
+        # Studies use the same directory many times.
+        run=f"{folder.name}-{study.created:.0f}",
+        case=f"{row.experiment} {row.toolchain}",
+        folder=str(folder),
+        created=study.created,
+        source=state,
+        outcome=row.outcome.value if row.outcome else "",
+        reason=row.message,
+        error=AnswerError(against="TensorFlow", max_abs=row.worst.max_abs) if row.worst else None,
+        program_bytes=row.bytes,
+        tools=ToolVersions(compiler=row.compiler),
+        board=MeasuredBoard(name=study.board.name),
     )
 
 

@@ -13,12 +13,13 @@ from support.suite_runs import case, comparison, suite_run
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.records.outputs import Origin
+from hil.controller.records.study import StudyBoard, StudyRecord, StudyRow, StudySettings
 from hil.controller.storage.cache import Cache
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.collect import Collector
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.core.digest import digest_of
-from hil.core.results import Artifact, Outcome
+from hil.core.results import Artifact, Outcome, Relation
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
@@ -223,3 +224,28 @@ def test_pytest_runs_in_one_directory_have_different_ids(collector, tmp_path):
         place = tmp_path / str(number) / "out"
         collector.collect(suite_run(place, [case("one")], command="pytest --hil-out out", started=1e9 + number))
     assert [entry.run for entry in collector.found.entries] == ["out-1000000000", "out-1000000001"]
+
+
+def test_ended_rows_of_study_give_entries_without_times(collector, tmp_path):
+    settings = StudySettings(steps=2, seed=0, rtol=1e-4, atol=None, no_fallback=False, allow_blind=[])
+    known = {"title": "", "reported": "", "relation": Relation.INDEPENDENT, "stages": []}
+    rows = [
+        StudyRow(experiment="fc", toolchain="iree", outcome=Outcome.FAIL, message="step 2 differs", **known),
+        StudyRow(experiment="fc", toolchain="tfcompile", **known),
+    ]
+    study = StudyRecord(
+        schema=1,
+        folder="",
+        created=5.0,
+        asked=settings,
+        board=StudyBoard(name="pi"),
+        finished=False,
+        rows=rows,
+        exit_code=1,
+    )
+    (tmp_path / "study.json").write_text(json.dumps(study.to_json()))
+    collector.collect(tmp_path)
+    (entry,) = collector.found.entries
+    assert (entry.key.kind, entry.key.model, entry.key.runtime, entry.key.board) == ("study", "fc", "iree", "pi")
+    assert (entry.run, entry.case, entry.outcome) == (f"{tmp_path.name}-5", "fc iree", "FAIL")
+    assert (entry.p50_ns, entry.reason) == (None, "step 2 differs")
