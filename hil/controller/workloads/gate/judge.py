@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.records.base import parse_number
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.outcomes import exit_code_for
@@ -120,8 +121,9 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
         return "toolchain", f"same program as {_name_run(old)}, but the stored times are slower"
     if is_same:
         return "no change", f"same program as {_name_run(old)}"
+    grades = [f"; grade {one.grade.text}" for one in (new, old) if one.grade and not is_comparable(one.grade)]
     reason = "hil cannot run both programs again: the history does not contain them"
-    return "undecided", f"{reason}; grade {new.grade.text}" if case.suspect.kind == "grade" and new.grade else reason
+    return "undecided", reason + (grades[0] if case.suspect.kind == "grade" and grades else "")
 
 
 def _judge_score(old: HistoryEntry, score: GateScore) -> tuple[GateVerdictName, str]:

@@ -103,7 +103,7 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
         drift_checked=drift_checked,
     )
     suspect = suspects[0] if suspects else None
-    if suspect is None and not is_comparable(new.grade):
+    if suspect is None and not _has_comparable_times(usable, points, new):
         # The history cannot show whether the program is slower, so both programs run again.
         suspect = Suspect("grade", "slower", len(usable), len(usable) - 1, len(usable), None, None)
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
@@ -112,6 +112,14 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     return GateCase(new, old, suspect, bool(choices) and store.program(new.program) is not None)
+
+
+def _has_comparable_times(baseline: Sequence[HistoryEntry], points: Sequence[SeriesPoint], new: HistoryEntry) -> bool:
+    """Return False if grade F prevents a comparison: of the new time, or of all times of the baseline."""
+    if not is_comparable(new.grade):
+        return False
+    is_known = any(point.value is not None for point in points[:-1])
+    return new.p50_ns is None or is_known or all(is_comparable(entry.grade) for entry in baseline)
 
 
 def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:

@@ -86,6 +86,14 @@ def test_incomparable_time_must_run_again(store: HistoryStore) -> None:
     assert judge_case(same, None).verdict == "no change"
 
 
+def test_baseline_without_comparable_times_must_run_again(store: HistoryStore) -> None:
+    grade = MeasurementGrade(grade="F", reasons=["no core was free"])
+    case = planned(store, new_entry(p50_ns=900.0), [entry.replace(grade=grade) for entry in baseline_entries()])
+    assert needs_board(case)
+    assert case.suspect is not None and case.suspect.kind == "grade"
+    assert "no core was free" in judge_case(replace(case, is_stored=False), None).reason
+
+
 def test_plan_compares_with_earlier_run_if_program_is_deleted(store: HistoryStore) -> None:
     old = baseline_entries()
     old[-1] = old[-1].replace(program=digest(b"deleted program"))
