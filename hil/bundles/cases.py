@@ -14,6 +14,10 @@ from hil.errors import LoadFailed, UsageError, one_of
 Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 
+# Format of models that are bundles.
+BUNDLE_FORMAT = "hilb"
+
+
 @dataclass(frozen=True)
 class Signature:
     """Inputs and outputs of a method, in order. A dimension is a size, a symbol, or None.

@@ -1,4 +1,4 @@
-"""Results of `hil run` and `hil bench` in the history."""
+"""Results of commands and of pytest in the history."""
 
 from __future__ import annotations
 

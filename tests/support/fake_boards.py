@@ -14,6 +14,7 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
+from hil.controller.devices.measure_commands import prepare_board
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
@@ -58,6 +59,13 @@ class FakeBoard:
     client: Any = field(default_factory=lambda: SimpleNamespace(find_command=lambda: ""))
     closed: bool = False
     changes: deque[str] = field(default_factory=deque)
+    prepared: int = 0  # how often it was to be prepared for a measurement
+
+    def prepare(self) -> None:
+        """Count, and run the commands before and after a measurement at once."""
+        self.prepared += 1
+        with prepare_board(self, print):
+            pass
 
     def refresh(self) -> None:
         """Read nothing: the state never changes."""
@@ -135,7 +143,9 @@ class FakeProgram:
         times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
         outputs = dict(zip(names or ("y",), arrays, strict=True))
         result = RunResult(self.board.name, outputs, times, provenance=told, cold=not warmup)
-        return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0)
+        return result, SimpleNamespace(
+            warmup_ns=0, fetch_s=0.0, calls=(), link_ns=0, iterations_ns=times, board_ns=None, cpu_ns=0
+        )
 
     def log(self) -> list[str]:
         """Return a log of one line."""

@@ -17,6 +17,7 @@ from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.measure_commands import prepare_board
 from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
@@ -81,6 +82,8 @@ class Board:
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
         self._log: WorkerLog | None = None
+        self._preparation = contextlib.ExitStack()
+        self._is_prepared = False
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
@@ -373,12 +376,24 @@ class Board:
         """Return a context manager that reads the board's counters during the block; see :class:`CounterWatch`."""
         return CounterWatch(lambda: self.client.counters(period_s))
 
+    def prepare(self) -> None:
+        """Run the commands of ``[measure] before`` in the board's config, unless they already ran.
+
+        :meth:`close` runs those of ``[measure] after``. Raises the errors of :func:`prepare_board`.
+        """
+        if not self._is_prepared:
+            self._preparation.enter_context(prepare_board(self, self._say))
+            self._is_prepared = True
+
     def close(self) -> None:
-        """Release the device and close the connection."""
+        """Restore the board after :meth:`prepare`, release the device and close the connection."""
         self.closed = True
-        self._end_log()
-        self.client.close()
-        self._link.close()
+        try:
+            self._preparation.close()
+        finally:
+            self._end_log()
+            self.client.close()
+            self._link.close()
 
     def __enter__(self) -> Board:
         return self

@@ -28,22 +28,24 @@ WARMING_DEGC = 10.0
 
 def grade_measurement(
     conditions: Conditions | None,
-    times: BenchTimes,
+    times: BenchTimes | None,
     *,
     clock: Literal["board", "host"] = "board",
     in_turns: bool = False,
+    has_cold: bool = False,
 ) -> MeasurementGrade:
     """Grade a measurement A (steady), B (noisy) or F (not comparable), with the reasons for B or F.
 
     Args:
         conditions: the board's conditions; None if unknown.
-        times: the measured times.
+        times: the measured times; None to judge only the conditions.
         clock: the clock of the times. Times by the host's clock include a process start.
         in_turns: whether two programs were measured in turns, to be compared with each other. Their ratio is computed
             from undisturbed times. So other programs and the host's clock make the ratio noisy, but not wrong.
+        has_cold: whether a cold iteration was measured that is not in the times. It counts as an iteration.
     """
     disturbed: Grade = "B" if in_turns else "F"
-    found = [*_judge_times(times)]
+    found = [] if times is None else [*_judge_times(times, times.iterations + has_cold)]
     if clock == "host":
         found.append((disturbed, "measured with the host's clock, with a process start in each iteration"))
     if conditions is not None:
@@ -60,12 +62,12 @@ def list_disturbances(conditions: Conditions) -> list[str]:
 _Findings = Iterator[tuple[Grade, str]]
 
 
-def _judge_times(times: BenchTimes) -> _Findings:
+def _judge_times(times: BenchTimes, measured: int) -> _Findings:
     middle = max(times.p50_ns, 1.0)
-    if times.iterations < LEAST_ITERATIONS:
-        yield "F", f"only {times.iterations} iterations, expected at least {LEAST_ITERATIONS}"
+    if measured < LEAST_ITERATIONS:
+        yield "F", f"only {measured} iterations, expected at least {LEAST_ITERATIONS}"
     elif times.median is None:
-        yield "B", f"only {times.iterations} iterations: the interval of the median is unknown"
+        yield "B", f"only {measured} iterations: the interval of the median is unknown"
     elif (half := (times.median.high - times.median.low) / 2 / middle) > INTERVAL_SHARE:
         yield "B", f"the median is known only to within {half:.1%}"
     if (spread := (times.p90_ns - times.p10_ns) / middle) > SPREAD_SHARE:

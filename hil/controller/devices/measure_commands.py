@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import filelock
 
 from hil.controller.devices.power import is_silent, run_command
 from hil.controller.records.base import Record, read_record
-from hil.core.board_config import BoardCommand, Command
+from hil.core.board_config import BoardCommand, Command, MeasureCommands
 from hil.core.config_files import user_folder
 from hil.core.digest import digest_of
 from hil.core.files import write_atomic
@@ -27,10 +27,22 @@ from hil.core.text import TextSink
 from hil.errors import BoardError, BoardUnfit, HilError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board import Board
+    from hil.controller.devices.ssh.shell import Shell
 
 _FOLDER = "pending-measure"
 _MAX_BYTES = 1 << 20
+
+
+class PreparedBoard(Protocol):
+    """Part of a board (:class:`hil.controller.devices.board.Board`) that the commands need."""
+
+    name: str
+    measure: MeasureCommands
+    config_path: Path
+
+    @property
+    def shell(self) -> Shell | None:
+        """Shell on the board, or None if the board is not reached over SSH."""
 
 
 class PendingCommand(Record, kw_only=True):
@@ -50,7 +62,7 @@ class PendingCommands(Record, kw_only=True):
 
 
 @contextlib.contextmanager
-def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
+def prepare_board(board: PreparedBoard, say: TextSink) -> Iterator[None]:
     """Run a board's commands before and after the ``with`` block, even if an error or Ctrl-C ends the block.
 
     If a command after the block fails, ``say`` receives a note. hil then runs the command again the next time that it
@@ -87,7 +99,7 @@ def prepare_board(board: Board, say: TextSink) -> Iterator[None]:
                 pending.remove()
 
 
-def restore_board(board: Board, say: TextSink) -> None:
+def restore_board(board: PreparedBoard, say: TextSink) -> None:
     """Run the pending commands of a killed measurement, if any. Errors are reported to ``say``."""
     pending = _PendingFile(board)
     if pending.path and pending.path.exists():
@@ -100,7 +112,7 @@ def restore_board(board: Board, say: TextSink) -> None:
 class _PendingFile:
     """File of a board's pending commands."""
 
-    board: Board
+    board: PreparedBoard
 
     @property
     def path(self) -> Path | None:
@@ -115,7 +127,7 @@ class _PendingFile:
         assert self.path
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = filelock.FileLock(self.path.with_suffix(".lock"), timeout=0)
+            lock = filelock.FileLock(self.path.with_suffix(".lock"), timeout=0, thread_local=False)
             lock.acquire()
         except filelock.Timeout:
             yield False
@@ -174,7 +186,7 @@ class _PendingFile:
             self.remove()
 
 
-def _run_before(board: Board) -> None:
+def _run_before(board: PreparedBoard) -> None:
     """Run the commands before a measurement until a command fails."""
     try:
         for step in board.measure.before:
@@ -186,20 +198,28 @@ def _run_before(board: Board) -> None:
 
 
 def _run_all(
-    steps: Sequence[Command | BoardCommand], board: Board, timeout_s: float, say: TextSink, *, keeps_failed: bool = True
+    steps: Sequence[Command | BoardCommand],
+    board: PreparedBoard,
+    timeout_s: float,
+    say: TextSink,
+    *,
+    keeps_failed: bool = True,
 ) -> bool:
     """Run commands after a measurement, each even if others fail. Return False to run them again later."""
-    is_done = True
+    is_done, is_lost = True, False
     for step in steps:
+        if is_lost and isinstance(step, BoardCommand):
+            continue  # each command would wait for its time limit
         try:
             _run_step(step, board, timeout_s, "[measure] after")
         except HilError as error:
             say(f"{board.name} may not be restored: {error.message}")
-            is_done &= not (keeps_failed or (isinstance(error, BoardError) and is_silent(error)))
+            is_lost |= isinstance(error, BoardError) and is_silent(error)
+            is_done &= not (keeps_failed or is_lost)
     return is_done
 
 
-def _run_step(step: Command | BoardCommand, board: Board, timeout_s: float, where: str) -> None:
+def _run_step(step: Command | BoardCommand, board: PreparedBoard, timeout_s: float, where: str) -> None:
     """Run a command. Raises BoardError if it fails, and UsageError if it cannot be started."""
     if isinstance(step, Command):
         run_command(step, timeout_s, f"command of {where}", where, board.name)

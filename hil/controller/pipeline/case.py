@@ -14,6 +14,7 @@ from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
+from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.outputs import ProfileDirectory
 from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
@@ -60,6 +61,9 @@ class Case:
     # makes the inputs from the loaded program's input specs, for inputs that depend on earlier runs.
     make_inputs: Callable[[Sequence[TensorSpec]], Mapping[str, Array]] | None = None
     result: RunResult | None = None
+    # conditions of the board during the run, and the grade of the times; None if the run did not measure times.
+    conditions: Conditions | None = None
+    grade: MeasurementGrade | None = None
     # for a generation (--generate): the decoder's plan, its calls, and a run with all tokens as the prompt.
     decoder: Decoder | None = None
     reference_decoder: ReferenceDecoder | None = None

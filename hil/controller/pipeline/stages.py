@@ -43,6 +43,7 @@ from hil.controller.pipeline.generation import (
     run_prefill,
     steps_arguments,
 )
+from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
 from hil.controller.pipeline.repeated import load_arguments, run_repeatedly, with_profile
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, reference_settings
@@ -199,6 +200,8 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
     try:
         program, _ = session.load(artifact, **load_arguments(options))
         tools.sink.stage(case, Stage.RUN, "")
+        if is_measured(case) or options.profile:
+            session.board.prepare()
         if case.inputs is None:
             yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
         inputs = case.inputs or {}
@@ -207,10 +210,13 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             if recorder is not None:
                 yield (case := replace(case, capture=recorder.capture))
             counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
-            start = time.monotonic()
             others = case.compilations.programs if case.compilations is not None else ()
-            program, result, call = run_repeatedly(session, artifact, others, inputs, options, **steps_arguments(case))
-            spent = time.monotonic() - start
+            with watch_run(case, session.board) as watch:
+                start = time.monotonic()
+                program, result, call = run_repeatedly(
+                    session, artifact, others, inputs, options, **steps_arguments(case)
+                )
+                spent = time.monotonic() - start
             convert = _make_sign_converter(program.loaded.outputs, case.signature)
             result = replace(
                 result,
@@ -225,6 +231,8 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
                 fetch_s=call.fetch_s,
             )
+            if watch is not None:
+                case = grade_run(case, watch, call)
             if case.decoder is not None:
                 check_generation(case := replace(case, calls=call.calls, link_ns=call.link_ns))
             yield case

@@ -8,6 +8,7 @@ from hil.controller.records.base import Count, Record, note
 
 # A: steady. B: noisy. F: not comparable with other measurements.
 Grade = Literal["A", "B", "F"]
+_MEANINGS = {"A": "steady", "B": "noisy", "F": "not comparable"}
 
 
 class ConditionReading(Record, kw_only=True):
@@ -40,6 +41,21 @@ class MeasurementGrade(Record, kw_only=True):
 
     grade: Annotated[Grade, note("A: steady, B: noisy, F: not comparable")]
     reasons: list[str]
+
+    @property
+    def title(self) -> str:
+        """Return the grade and its meaning."""
+        return f"{self.grade}: {_MEANINGS[self.grade]}"
+
+    @property
+    def text(self) -> str:
+        """Return the title with the reasons."""
+        return f"{self.title} ({'; '.join(self.reasons)})" if self.reasons else self.title
+
+
+def is_comparable(grade: MeasurementGrade | None) -> bool:
+    """Return whether times with a grade can be compared. Times without a grade can be compared."""
+    return grade is None or grade.grade != "F"
 
 
 class Settling(Record, kw_only=True):

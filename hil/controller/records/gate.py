@@ -116,8 +116,8 @@ class GateVerdict(Record, kw_only=True):
     verdict: GateVerdictName
     reason: Annotated[str, note("cause of the verdict in one line")]
     suspect: Annotated[
-        Literal["", "step", "drift", "outcome", "instructions"],
-        note("what the history showed; empty if nothing was suspect"),
+        Literal["", "step", "drift", "outcome", "instructions", "grade"],
+        note("what the history showed; `grade`: the time is not comparable; empty if nothing was suspect"),
     ]
     new: GateSide
     old: Annotated[GateSide | None, note("the baseline's measurement; null without a baseline")]

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.conditions import MeasurementGrade
 from hil.controller.records.instructions import InstructionStatistics
 from hil.controller.records.run import Digest, StoredSpec
 
 # Maximum number of samples in an entry.
 MAX_SAMPLES = 10_000
-Kind = Annotated[str, note("`run`, `bench`, `eval`, `suite`, or the format of an imported file")]
+Kind = Annotated[str, note("`run`, `bench`, `eval`, `suite`, `study`, or the format of an imported file")]
 
 
 class SeriesKey(Record, kw_only=True):
@@ -115,6 +116,7 @@ class HistoryEntry(Record, kw_only=True):
     clock: Annotated[Literal["board", "host"] | None, note("clock of the times; null without times")] = None
     cold_ns: Annotated[int | None, note("first iteration after the load; not in the samples")] = None
     p50_ns: Annotated[float | None, note("median time of an iteration; null if nothing was measured")] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null without a grade")] = None
     samples_ns: Annotated[
         list[float], note("times of iterations in order; empty if unknown"), Meta(max_length=MAX_SAMPLES)
     ] = []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.conditions import Grade
 from hil.controller.records.outputs import Origin
 
 MatrixKind = Literal["run", "bundle", "suite", "trace"]
@@ -91,6 +92,7 @@ class PrintedCell(Record, kw_only=True):
     device_p50_ms: float | UnsetType = UNSET
     iterations: Count | UnsetType = UNSET
     cold: bool | UnsetType = UNSET
+    grade: Annotated[Grade | UnsetType, note("of the time; absent without a grade")] = UNSET
     worst_kl: Annotated[Number | UnsetType, note("of prompts, like the following fields")] = UNSET
     ttft_ms: float | UnsetType = UNSET
     tpot_p50_ms: float | UnsetType = UNSET

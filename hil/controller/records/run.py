@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, make_record, note
+from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.instructions import InstructionStatistics
 from hil.controller.records.outputs import (
@@ -197,6 +198,15 @@ class StoredReference(Record, kw_only=True):
     outputs: list[StoredTensor]
 
 
+class StoredJudging(Record, kw_only=True):
+    """Settings that judge a case. A bundle or a trace can override those of the command."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    replace_blind_tolerance: Annotated[bool, note("true: outputs that the tolerance cannot judge get the default")]
+    accept: Annotated[list[str], note("criteria that replace the tolerance")] = []
+
+
 class RunCase(Record, kw_only=True):
     """Case of a run."""
 
@@ -215,6 +225,10 @@ class RunCase(Record, kw_only=True):
     instructions: Annotated[
         InstructionStatistics | None, note("null without --instructions, unless the board's clock counts instructions")
     ] = None
+    conditions: Annotated[
+        Conditions | None, note("of the board; null if the run did not measure times, or in bench.json")
+    ] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null if no grade, or in bench.json")] = None
     generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
     generation_digest: Annotated[
         str, note("digest of the models, tokens and settings of --generate; empty without --generate")
@@ -228,6 +242,7 @@ class RunCase(Record, kw_only=True):
     references: list[StoredReference]
     unanswered: Annotated[list[FailedReference], note("references that gave no result")] = []
     verdicts: list[StoredVerdict]
+    judging: Annotated[StoredJudging | None, note("null in records of earlier versions")] = None
     decided_by: Annotated[str, note("reference that a pass is based on, with its relation; otherwise empty")] = ""
     disagreement: Annotated[str, note("disagreement between references, or empty")] = ""
     random: Annotated[list[str], note("nodes with random numbers that outputs depend on")] = []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, Timestamp, make_record, note
+from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
 
@@ -23,7 +24,7 @@ class SuiteRecord(Record, kw_only=True):
 
     schema: Literal[1]
     id: str
-    request: Annotated[dict[str, Any], note("options of the command, for --resume; empty for pytest")] = {}
+    request: Annotated[dict[str, Any], note("options of the command, for --resume; without `source` for pytest")] = {}
     source: Annotated[str, note("the suite as given")]
     place: Annotated[
         str | UnsetType, note("absolute path of the source; empty for hil's suites; absent for pytest")
@@ -81,10 +82,13 @@ class CaseRecord(Record, kw_only=True):
     samples_ns: Annotated[Samples, note("device time of each iteration, without a cold one if there are others")] = []
     iterations: Annotated[Count, note("timed iterations")] = 0
     cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
+    conditions: Annotated[Conditions | None, note("of the board; null if the case did not measure times")] = None
+    grade: Annotated[MeasurementGrade | None, note("of the times; null without a grade")] = None
     generation: Annotated[StoredGeneration | None, note("null for a case without a prompt")] = None
     answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""
     artifact_bytes: Annotated[Count | None, note("size of the program's files")] = None
+    function: Annotated[str, note("function of the program, or empty")] = ""
     program: Annotated[str, note("digest of the program's main file; equal for programs compiled together")] = ""
     compiler: Annotated[str, note("name and version, `none`, or empty if unknown")] = ""
     flags: Annotated[list[str], note("compiler flags, including those of the board config")] = []

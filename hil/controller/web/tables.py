@@ -13,7 +13,7 @@ from hil.controller.records.gate import GateRecord, GateSide, GateVerdictName
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
-from hil.controller.web.readers.fields import mapping, mappings
+from hil.controller.web.readers.fields import mapping, mappings, read_grade
 from hil.controller.web.readers.matrices import targets_of
 from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.text.entries import real, text, whole
@@ -153,10 +153,12 @@ def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
                 TableCell(text(whole(times.get("iterations")))),
                 _number_cell(side.get("iterations_per_s")),
                 TableCell("drifts" if drift.get("marked") is True else ""),
+                TableCell(read_grade(side)),
             ]
         )
     columns = [("Side", False), ("Model", False), ("Outcome", False), ("Median", True), ("Its interval", True)]
     columns += [("p90", True), ("p99", True), ("Least", True), ("Iterations", True), ("A second", True), ("", False)]
+    columns += [("Grade", False)]
     return _make_table("Sides", columns, rows, most)
 
 

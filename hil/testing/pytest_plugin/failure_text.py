@@ -114,6 +114,7 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "evidence": "; ".join(evidence_lines(record)),
         "device_cold": record.cold or None,
         "iterations": record.iterations or None,
+        "grade": record.grade and record.grade.text,
         "answers": record.answers,
         "agentless": record.agentless,
     }

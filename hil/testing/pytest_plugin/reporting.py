@@ -10,14 +10,16 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hil.controller.pipeline.settings.project import find_project
 from hil.controller.records.outputs import Origin
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
 from hil.controller.storage.origin import origin_of
-from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.runs import safe_name, seal, storing
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
@@ -92,6 +94,7 @@ class Reporting:
                     )
                     self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}")
             self._write_matrices()
+            self._add_to_history()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the paths of the reports."""
@@ -111,6 +114,15 @@ class Reporting:
                 else:
                     shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
+
+    def _add_to_history(self) -> None:
+        """Add the results to the history, if the project file enables this."""
+        folders = [run.folder for run in (self._runs or {}).values() if run.records()]
+        start = self._plugin.config.invocation_params.dir
+        if folders and find_project(start) is not None:
+            from hil.controller.workloads.history.automatic import add_results
+
+            add_results(folders, self._said.append, start=start)
 
     def _get_origin(self) -> Origin:
         return origin_of(self._plugin.request.settings.labels)
@@ -151,6 +163,8 @@ class Reporting:
         head = SuiteRecord(
             schema=1,
             id=f"{folder.out.name}-{out.name}",
+            # Without a source: only pytest can run these cases again.
+            request=replace(target.request, source="").to_json(),
             source=str(folder.path),
             suite=folder.path.name,
             flow=target.flow.name,
@@ -173,5 +187,6 @@ class Reporting:
         # Remove the records of an earlier pytest run.
         with storing(out):
             (out / LINES).write_bytes(b"")
+            seal(out, head.request)
         run.save()
         return run

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.sustained import select_counters
 from hil.controller.devices.conditions import ConditionWatch
-from hil.controller.devices.measure_commands import prepare_board
 from hil.controller.devices.settling import settle_board
 from hil.controller.records.bench import SideRecord
 from hil.controller.records.conditions import Conditions
 from hil.core.results import Stage
-from hil.core.text import TextSink
 from hil.errors import HilError, UsageError
 
 
@@ -25,23 +23,20 @@ def settle_boards(sides: Sequence[BenchSide], limit_s: float) -> None:
             side.settling = found
 
 
-@contextlib.contextmanager
-def prepare_boards(sides: Sequence[BenchSide], say: TextSink) -> Iterator[None]:
-    """Run the ``[measure]`` commands of the boards before and after the ``with`` block.
+def prepare_boards(sides: Sequence[BenchSide]) -> None:
+    """Run the ``[measure] before`` commands of the boards, unless they already ran.
 
-    If a command before the block fails, the error becomes the outcome of the cases on this board, and is raised.
+    If a command fails, the error becomes the outcome of the cases on this board, and is raised.
     """
-    with contextlib.ExitStack() as stack:
-        for group in _group_by_board(sides):
-            try:
-                stack.enter_context(prepare_board(group[0].board, say))
-            except UsageError:
-                raise
-            except HilError as error:
-                for side in group:
-                    side.case = side.case.ended(error, Stage.RUN)
-                raise
-        yield
+    for group in _group_by_board(sides):
+        try:
+            group[0].board.prepare()
+        except UsageError:
+            raise
+        except HilError as error:
+            for side in group:
+                side.case = side.case.ended(error, Stage.RUN)
+            raise
 
 
 @contextlib.contextmanager

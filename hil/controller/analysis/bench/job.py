@@ -287,12 +287,12 @@ class _BenchRun:
 
         self.screen.begin(title, 100)
         try:
-            with prepare_boards(sides, self.screen.note):
-                if self.bench.settle_s is not None:
-                    self.screen.stage(title, 0, "waiting for a steady board")
-                    settle_boards(sides, self.bench.settle_s)
-                with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
-                    measure(sides, self.bench, keep, order)
+            prepare_boards(sides)
+            if self.bench.settle_s is not None:
+                self.screen.stage(title, 0, "waiting for a steady board")
+                settle_boards(sides, self.bench.settle_s)
+            with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
+                measure(sides, self.bench, keep, order)
         except UsageError:
             raise
         except HilError:
@@ -318,7 +318,9 @@ class _BenchRun:
                     repetition=side.repetition,
                 )
                 calls = tuple(call for batch in side.batches for call in batch.calls)
-                side.case = self.runner.judge_repetition(replace(side.case, result=result, calls=calls))
+                # The conditions and the grade of the measurement are in bench.json.
+                case = replace(side.case, result=result, calls=calls, conditions=None, grade=None)
+                side.case = self.runner.judge_repetition(case)
         measured = {side.case.name: side.case for side in self.sides}
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:

@@ -17,7 +17,6 @@ import numpy as np
 from hil.controller.analysis.bench.stats import (
     Batch,
     BenchJob,
-    Nanoseconds,
     compare_rounds,
     is_precise,
     round_log_ratios,
@@ -31,6 +30,7 @@ from hil.controller.analysis.bench.sustained import (
 )
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.health import changed
+from hil.controller.devices.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import check_generation, steps_arguments
 from hil.controller.pipeline.repeated import load_arguments

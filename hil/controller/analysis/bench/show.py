@@ -22,7 +22,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
 _INSTRUCTIONS = {"equal": "green", "fewer": "green", "more": "red", "unclear": "yellow"}
-_GRADES = {"A": "A: steady", "B": "B: noisy", "F": "F: not comparable"}
 _Cell = Callable[[SideRecord], str]
 
 
@@ -203,7 +202,7 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("outliers", _if_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
     ("instructions", lambda side: format_counts(side.instructions) if side.instructions else ""),
-    ("grade", lambda side: _GRADES[side.grade.grade] if side.grade else ""),
+    ("grade", lambda side: side.grade.title if side.grade else ""),
     ("conditions", lambda side: _format_conditions(side.conditions) if side.conditions else ""),
     ("settled", lambda side: _format_settling(side.settling) if side.settling else ""),
     ("iterations", _if_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),

@@ -23,9 +23,10 @@ import numpy as np
 from hil.controller.analysis.bench.conditions import list_incomparable
 from hil.controller.analysis.bench.measure import BenchSide, compare_sides, count_batches
 from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides
-from hil.controller.analysis.bench.stats import Batch, BenchJob, Nanoseconds, summarise
+from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.sustained import summarise_sustained
 from hil.controller.devices.grading import grade_measurement
+from hil.controller.devices.time_statistics import Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import compare_counts, summarise_counts
 from hil.controller.pipeline.records.next_steps import hint_for_case

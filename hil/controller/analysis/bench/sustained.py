@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Batch, Nanoseconds
+from hil.controller.analysis.bench.stats import Batch
+from hil.controller.devices.time_statistics import Nanoseconds
 from hil.controller.records.bench import SustainedTimes, SustainedWindow, ThrottlingStart
 from hil.core.timeline import Sample
 

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Floats
+from hil.controller.devices.time_statistics import Floats
 
 # Minimum runs in a segment.
 LEAST_SEGMENT = 3

@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Floats
+from hil.controller.devices.time_statistics import Floats
 from hil.controller.records.bench import Interval
 
 ChangeVerdict: TypeAlias = Literal["regressed", "improved", "no change", "undecided"]

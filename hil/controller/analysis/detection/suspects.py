@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import Floats, drift_of
 from hil.controller.analysis.detection.changes import find_changes
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
+from hil.controller.devices.time_statistics import Floats, drift_of
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Probability that a step of the smallest effect becomes a suspect at once, unless SHARE_MOST limits it.
@@ -35,7 +35,7 @@ _SIGMA_BY_MAD = 1.4826
 _NORMAL = NormalDist()
 _UNIT_NS = 1e9
 
-SuspectKind = Literal["step", "drift", "outcome"]
+SuspectKind = Literal["step", "drift", "outcome", "grade"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Suspect:
     index: int  # first run that is probably affected; runs between ``baseline`` and this run may also be affected
     baseline: int  # run with the older program
     newest: int  # run with the newer program, the last run that is not a board error
-    ratio: float | None  # estimated new value divided by old value; None for outcomes
-    p_value: float | None  # probability of such a change by chance; None for outcomes
+    ratio: float | None  # estimated new value divided by old value; None for outcomes and grades
+    p_value: float | None  # probability of such a change by chance; None for outcomes and grades
 
 
 def find_suspects(
@@ -112,7 +112,7 @@ def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Sus
     """Return a suspect if the values of the runs ``numbers`` have risen slowly since the first of these runs.
 
     Uses the Theil-Sen slope and the Mann-Kendall test for autocorrelated data, as
-    :func:`hil.controller.analysis.bench.stats.drift_of` describes.
+    :func:`hil.controller.devices.time_statistics.drift_of` describes.
     """
     if values.size < _DRIFT_LEAST:
         return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
@@ -278,8 +279,11 @@ def run(
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import bundle_matrix
 
-            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, cases=cases, screen=screen))
+            made = bundle_matrix(job, targets, methods, key, cases=cases, screen=screen)
+            add_to_history(made[0])
+            return answer_matrix(as_json, *made)
         record = run_bundle(job, methods, key, cases=cases, screen=screen)
+    add_to_history(record.folder or None)
     return answer(as_json, record, show=lambda: print_run(record))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
@@ -91,6 +92,7 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
     job = with_project(Job(models=(model,) if model else (), **settings))
     with Screen(quiet=as_json) as screen:
         record = run_evaluation(job, chosen, resume=resume, screen=screen)
+    add_to_history(record.folder)
     return answer(as_json, record, show=lambda: print_evaluation(table_console(), record))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
@@ -89,6 +90,7 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     choice = chosen_board(settings)
     with Screen(quiet=as_json) as screen:
         study = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
+    add_to_history(asked.out)
     rows = study.rows
     lines = [*failures(rows), f"{summary(rows)}; stored in {asked.out}"]
     return answer(as_json, study, *lines, show=lambda: table_console().print(terminal_table(rows)))

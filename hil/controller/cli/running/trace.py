@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
@@ -70,8 +71,11 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import trace_matrix
 
-            return answer_matrix(as_json, *trace_matrix(job, targets, against, screen=screen))
+            made = trace_matrix(job, targets, against, screen=screen)
+            add_to_history(made[0])
+            return answer_matrix(as_json, *made)
         record = run_trace(job, against, screen=screen)
+    add_to_history(record.folder or None)
     return answer(as_json, record, show=lambda: print_run(record))
 
 

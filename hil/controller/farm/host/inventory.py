@@ -16,7 +16,7 @@ from typing import Any
 import tomlkit
 
 from hil.controller.farm.paths import FarmAddress
-from hil.core.board_config import BoardConfig, Labgrid, Power, Recover
+from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import known_boards, load_board, read_board
 from hil.errors import UsageError
 
@@ -123,14 +123,16 @@ def checked(name: str) -> str:
 
 
 def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "") -> BoardConfig:
-    """Return the board config for a lease's job, without power control.
+    """Return the board config for a lease's job, without power control and commands of ``[measure]``.
 
     A power switch does not check fences: a process that resumes after the lease would take the board from the next job.
     So only health checks may switch power. The returned config also has no labgrid table, because the worker already
-    has the place.
+    has the place. The commands of ``[measure]`` do not check fences either.
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
-    return replace(config, connection=connection, power=Power(), recover=Recover(), labgrid=Labgrid())
+    return replace(
+        config, connection=connection, power=Power(), recover=Recover(), labgrid=Labgrid(), measure=MeasureCommands()
+    )
 
 
 def public_text(config: BoardConfig) -> str:

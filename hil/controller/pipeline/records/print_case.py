@@ -72,6 +72,8 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         say(console, "device time", _format_device_time(case.device))
     if case.instructions:
         say(console, "instructions", format_counts(case.instructions))
+    if case.grade and case.grade.reasons:
+        say(console, "grade", case.grade.text)
     timings = case.timings.to_json()
     spent = {key[:-2]: seconds(value) for key, value in timings.items() if value is not None}
     if spent:

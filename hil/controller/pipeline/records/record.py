@@ -30,6 +30,7 @@ from hil.controller.records.run import (
     StageTimes,
     StoredArtifact,
     StoredCompilations,
+    StoredJudging,
     StoredModel,
     StoredProvenance,
     StoredReference,
@@ -97,6 +98,8 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         pushed_bytes=case.pushed_bytes,
         device=None if result is None else device_times(result),
         instructions=None if result is None else summarise_counts(result.instructions, cold=result.cold),
+        conditions=case.conditions,
+        grade=case.grade,
         generation=record_generation(case),
         generation_digest=digest_generation(case),
         repetition=_record_repetition(case),
@@ -119,6 +122,9 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
             for name, why in case.unanswered.items()
         ],
         verdicts=[record_verdict(verdict) for verdict in case.verdicts],
+        judging=StoredJudging(
+            **_pick_fields(case.options, "rtol", "atol", "replace_blind_tolerance"), accept=list(case.options.accept)
+        ),
         decided_by=_name_decider(case),
         disagreement=case.disagreement,
         random=list(model.random) if model else [],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hil.compare.criteria import parse_accept
 from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.model_settings import for_model
@@ -78,10 +79,22 @@ def restore_references(run: Run, case: RunCase) -> tuple[RunResult, ...]:
 def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:
     """Return a stored case for a new run: same inputs, references and options, with the given program."""
     path = next((path for path in job.models if str(path) == case.path), Path(case.path))
+    options = for_model(job.options(), path)
+    if (judging := case.judging) is not None:
+        if set(judging.accept) - set(options.accept):
+            # The record is not protected like the job, so it must not name a Python function.
+            parse_accept(judging.accept)
+        options = replace(
+            options,
+            rtol=judging.rtol,
+            atol=judging.atol,
+            replace_blind_tolerance=judging.replace_blind_tolerance,
+            accept=tuple(judging.accept),
+        )
     return Case(
         case.name,
         path,
-        for_model(job.options(), path),
+        options,
         Path(),
         artifact=artifact,
         inputs=run.load_tensors(case.inputs),

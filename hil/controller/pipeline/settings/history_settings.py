@@ -23,7 +23,7 @@ class HistorySettings:
 
     place: HistoryPlace = field(default_factory=lambda: HistoryPlace(DEFAULT_PATH))
     quota: int = DEFAULT_QUOTA  # maximum size of the programs, in bytes
-    auto: bool = False  # True if `hil run`, `hil bench`, `hil suite run` or the farm add their results automatically
+    auto: bool = False  # True if commands, pytest or the farm add their results automatically
     baseline: str = DEFAULT_BASELINE  # branch whose last good programs are never deleted
 
 

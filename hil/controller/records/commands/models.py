@@ -174,5 +174,5 @@ class SuiteDiff(Record, kw_only=True):
     changed: Annotated[list[DiffedNumber], note("the largest change of each kind first")]
     device_ratio: Annotated[Number, note("geometric mean of after/before; null without measured cases")]
     device_cases: Count
-    device_few: Annotated[Count, note("cases without enough timed iterations for a comparison")]
+    device_few: Annotated[Count, note("cases without enough timed iterations for a comparison, or with grade F")]
     exit_code: Annotated[int, note("1 if a case broke or a new case fails, otherwise 0")]

@@ -22,7 +22,7 @@ Keys = npt.NDArray[np.int64]
 _TYPE = np.dtype(
     [
         *((name, np.int32) for name in ("name", "number", "outcome", "ended", "message", "output")),
-        *((name, np.int64) for name in ("program", "iterations")),
+        *((name, np.int64) for name in ("program", "comparable")),
         # NaN means None, because the index never stores NaN.
         *((name, np.float64) for name in ("device_p50_ns", "device_p90_ns", "program_bytes", "max_abs", "sqnr_db")),
     ]

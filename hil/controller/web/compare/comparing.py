@@ -124,7 +124,7 @@ class ComparisonResult:
 
     @property
     def device_few(self) -> int:
-        """Number of cases whose device times are not compared, because a side has too few iterations."""
+        """Number of cases whose device times are not compared, because a side has too few iterations or grade F."""
         return self.numbers["device_p50_ns"].pair.size - self.device_cases
 
     @property

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, Comparisons, compare_spreads, spread_of
+from hil.controller.analysis.bench.stats import Comparisons, compare_spreads, spread_of
+from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.web.compare.case_columns import Keys
 from hil.controller.web.compare.moves import Pairs
 from hil.controller.web.compare.output_pairs import output_pairs
@@ -99,7 +100,7 @@ class Movers:
         if self.comparisons is None:
             return ""
         if self.state[index] == _UNTOLD:
-            return f"fewer than {ITERATIONS} iterations"
+            return f"fewer than {ITERATIONS} iterations, or grade F"
         if self.comparisons.told[index]:
             return "by interval"
         return "by the single-run rule" if self.state[index] >= _BETTER else "not enough samples for an interval"

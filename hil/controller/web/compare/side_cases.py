@@ -214,12 +214,12 @@ class DeviceTimes:
     used: npt.NDArray[np.bool_]  # mask of samples
     times: NumberValues
     p90_ns: Floats  # per case: maximum, or 0 without samples
-    iterations: Places  # per case: minimum, or 0 without samples
+    iterations: Places  # per case: minimum, or 0 without samples or with grade F
 
 
 def timed_of(side: SideCases) -> DeviceTimes:
     """Return the device times of a side's cases."""
-    times, iterations = side.samples["device_p50_ns"], side.samples["iterations"]
+    times, iterations = side.samples["device_p50_ns"], side.samples["comparable"]
     known = np.isfinite(times) & (times != 0)
     enough = known & (iterations >= ITERATIONS)
     used = enough | (known & ~np.bincount(side.case[enough], minlength=side.size).astype(np.bool_)[side.case])

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.storage.outcomes import kind_of
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession, sessions_where

@@ -27,7 +27,7 @@ from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 11
+VERSION = 12
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -51,6 +51,8 @@ create table cases (
     session integer, name integer, number integer, model integer, op integer, flow integer, runtime integer,
     board integer, outcome integer, ended integer, stage integer, message integer, output integer,
     device_p50_ns real, device_p90_ns real, iterations integer, program integer, cold integer,
+    -- comparable: iterations of a time that can be compared, 0 for grade F
+    grade integer, comparable integer,
     host_s real, compile_s real, program_bytes integer, max_abs real, max_ulp real, sqnr_db real,
     started real, place integer, length integer,
     primary key (session, name)) without rowid;
@@ -73,7 +75,7 @@ create table profiles (root integer, way text, kind text, changed real, primary 
 create virtual table session_texts using fts5 (text, tokenize = 'trigram');
 """
 # Columns in ``cases`` with word keys, and columns with numbers.
-WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output")
+WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output", "grade")
 NUMBERS = (
     *(
         "number",
@@ -82,6 +84,7 @@ NUMBERS = (
         "iterations",
         "program",
         "cold",
+        "comparable",
         "host_s",
         "compile_s",
         "program_bytes",
@@ -339,7 +342,7 @@ class IndexWriter:
     def _sum_device_times(self, key: int) -> dict[str, object]:
         row = self._database.execute(
             "select sum(device_p50_ns), count(*) from cases"
-            " where session = ? and device_p50_ns > 0 and iterations >= ?",
+            " where session = ? and device_p50_ns > 0 and comparable >= ?",
             (key, ITERATIONS),
         ).fetchone()
         return {"device_ns": row[0], "device_cases": row[1]}

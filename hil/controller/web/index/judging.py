@@ -24,7 +24,7 @@ BROKE, SLOWER = "broke", "slower"
 _JUDGE_S = 0.3
 _SAMPLE = np.dtype(
     [
-        *((name, np.int64) for name in ("session", "flow", "runtime", "model", "outcome", "ended", "iterations")),
+        *((name, np.int64) for name in ("session", "flow", "runtime", "model", "outcome", "ended", "comparable")),
         ("device_p50_ns", np.float64),
     ]
 )
@@ -98,7 +98,7 @@ class _Judge:
             yield self._make_change_row(history, BROKE, ([earlier], [flip]), None, None, over)
 
     def _find_slowdowns(self, history: Samples) -> Iterator[tuple[Any, ...]]:
-        _, levels, steps = steps_of(history["device_p50_ns"], history["iterations"], MEASURES["device"])
+        _, levels, steps = steps_of(history["device_p50_ns"], history["comparable"], MEASURES["device"])
         for step in steps:
             if step.worse:
                 # The change is over if the last level is closer to the level before the change than to the slow level.

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
 from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession
@@ -89,6 +89,8 @@ class Point:
     message: str
     value: float | None
     iterations: int
+    grade: str  # of the times; "" without a grade
+    comparable: int  # iterations of a time that can be compared, 0 for grade F
 
     @property
     def link(self) -> str:
@@ -190,20 +192,21 @@ def read_series(
         " (select word from words where words.key = cases.outcome),"
         " (select word from words where words.key = cases.ended),"
         " (select word from words where words.key = cases.message),"
-        f" cases.{measure.column}, cases.iterations, count(*) over ()"
+        f" cases.{measure.column}, cases.iterations, cases.comparable,"
+        " (select word from words where words.key = cases.grade), count(*) over ()"
         f" from cases join sessions on sessions.key = cases.session where {where}"
         " order by sessions.created desc, sessions.key desc limit ?",
         (*values, MOST_SAMPLES),
     ).fetchall()
     points = [_make_point(row) for row in reversed(rows)]
-    total = rows[0][14] if rows else 0
+    total = rows[0][16] if rows else 0
     return judge(identity, points, total, measure)
 
 
 def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, measure: HistoryMeasure) -> Series:
     """Find levels, steps and outcome changes in samples."""
     values = np.array([math.nan if point.value is None else point.value for point in points], np.float64)
-    iterations = np.array([point.iterations for point in points], np.int64)
+    iterations = np.array([point.comparable for point in points], np.int64)
     judged, found, steps = steps_of(values, iterations, measure)
     return Series(identity, points, total, judged, found, steps, flips_of(points))
 
@@ -213,7 +216,8 @@ def steps_of(
 ) -> tuple[list[int], list[Level], list[LevelStep]]:
     """Return the indices of judged samples, their levels, and their steps. NaN is a missing value.
 
-    Device times with too few iterations, and values without a logarithm, are not judged.
+    Device times with too few iterations, and values without a logarithm, are not judged. ``iterations`` is 0 for times
+    with grade F.
     """
     counts = np.isfinite(values)
     if measure.is_log:
@@ -286,6 +290,8 @@ def _make_point(row: Sequence[Any]) -> Point:
         message=row[11],
         value=row[12],
         iterations=row[13] or 0,
+        comparable=row[14] or 0,
+        grade=row[15] or "",
     )
 
 

@@ -221,12 +221,13 @@ def _case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.Histor
             one.value,
             index in steps,
             one.iterations,
+            one.grade,
             one.compilers,
             _join_remarks(remarks, index),
         )
         for index, one in reversed(list(enumerate(found.points)))
     ]
-    columns = ("outcome", measure.column, "level_begins", "iterations", "compilers", "remarks")
+    columns = ("outcome", measure.column, "level_begins", "iterations", "grade", "compilers", "remarks")
     return csv_rows(f"history of {wanted.case}", (*_WHERE, *columns), rows)
 
 

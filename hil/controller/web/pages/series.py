@@ -37,7 +37,7 @@ _RUN = (
         "board",
         "run",
     ),
-    *("confirmed", "level_begins", "notes", "reason", "instructions", "counter"),
+    *("confirmed", "level_begins", "notes", "reason", "instructions", "counter", "grade", "grade_reasons"),
 )
 
 
@@ -126,6 +126,7 @@ def series_csv(request: Request) -> Response:
                 *(one.entry.confirmed, index in starts, "; ".join(note.text for note in one.entry.annotations)),
                 one.entry.reason,
                 *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
+                *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
             )
             for index, one in reversed(list(enumerate(found.runs)))
         ],

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hil.compare.stats import STATISTICS, Statistic
+from hil.controller.records.conditions import Grade
 from hil.controller.web.text.entries import NAMES, OutputEntry, real, text, texts, whole
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
@@ -82,6 +83,12 @@ def times(timings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a case's total time and compile time on the host, in seconds."""
     found = [seconds for value in timings.values() if (seconds := real(value)) is not None]
     return {"host_s": sum(found) if found else None, "compile_s": real(timings.get("compile_s"))}
+
+
+def read_grade(record: Mapping[str, Any]) -> str:
+    """Return the grade of a case's times: A, B or F; "" without a grade."""
+    found = text(mapping(record.get("grade")).get("grade"))
+    return found if found in get_args(Grade) else ""
 
 
 def statistics(outputs: Any) -> dict[str, Any]:

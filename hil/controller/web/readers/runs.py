@@ -17,6 +17,7 @@ from hil.controller.web.readers.fields import (
     mapping,
     mappings,
     read_document,
+    read_grade,
     statistics,
     times,
 )
@@ -133,6 +134,7 @@ def _read_run_case(record: Mapping[str, Any], number: int, board: str, created: 
         device_p90_ns=real(device.get("p90_ns")),
         iterations=iterations,
         cold=device.get("cold_ns") is not None and iterations == 1,
+        grade=read_grade(record),
         program_bytes=whole(artifact.get("bytes")),
         started=created,
         **times(mapping(record.get("timings"))),
@@ -155,5 +157,6 @@ def _read_side_case(side: Mapping[str, Any], number: int, name: str, known: Case
         device_p90_ns=real(measured.get("p90_ns")),
         iterations=whole(measured.get("iterations")) or 0,
         cold=False,
+        grade=read_grade(side),
         **times(mapping(side.get("timings"))),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hil.controller.web.readers.commands import command_of_suite
-from hil.controller.web.readers.fields import common, digests, mapping, statistics, times
+from hil.controller.web.readers.fields import common, digests, mapping, read_grade, statistics, times
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, program_number, real, text, texts, whole
 from hil.controller.workloads.suites.store import LINES
 from hil.core.bounded_json import parse_json
@@ -104,6 +104,7 @@ def _parse_case(line: bytes, number: int, place: int) -> CaseEntry | None:
         device_p90_ns=real(record.get("device_p90_ns")),
         iterations=whole(record.get("iterations")) or 0,
         cold=record.get("cold") is True,
+        grade=read_grade(record),
         program_bytes=whole(record.get("artifact_bytes")),
         program=program_number(record.get("program")),
         started=real(record.get("started")),

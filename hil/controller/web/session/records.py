@@ -20,12 +20,12 @@ from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
 from hil.controller.web.readers.analyses import findings, row_name, row_toolchain
 from hil.controller.web.readers.commands import command_of_run
-from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document
+from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document, read_grade
 from hil.controller.web.readers.runs import named_sides
 from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
 from hil.controller.web.session.generation import GenerationView, view_generation
 from hil.controller.web.session.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
-from hil.controller.web.text.entries import real, text, whole
+from hil.controller.web.text.entries import real, text, texts, whole
 from hil.controller.web.text.names import said
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import call_name
@@ -91,6 +91,13 @@ class CaseDetail:
     confirmed: str = ""
     expectation: Mapping[str, str] = field(default_factory=dict)
     kept: Sequence[KeptFile] = ()  # other files of the case
+
+    @property
+    def grade(self) -> str:
+        """Grade of the times with its reasons; "" for A or without a grade."""
+        grade = read_grade(self.record)
+        reasons = texts(mapping(self.record.get("grade")).get("reasons"))
+        return f"{grade}: {'; '.join(reasons)}" if grade and reasons else ""
 
     @property
     def text(self) -> str:

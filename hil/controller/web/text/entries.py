@@ -46,6 +46,7 @@ class CaseEntry:
     device_p90_ns: float | None = None
     iterations: int = 0
     cold: bool = False
+    grade: str = ""  # A, B or F; "" without a grade
     host_s: float | None = None
     compile_s: float | None = None
     program_bytes: int | None = None
@@ -60,6 +61,11 @@ class CaseEntry:
     # place, length: byte range for the case's record in the session's lines file; 0, 0 for other records.
     place: int = 0
     length: int = 0
+
+    @property
+    def comparable(self) -> int:
+        """Number of iterations of a time that can be compared; 0 for grade F."""
+        return 0 if self.grade == "F" else self.iterations
 
 
 @dataclass(frozen=True)

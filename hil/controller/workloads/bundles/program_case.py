@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase
+from hil.bundles.cases import BUNDLE_FORMAT, BundledCase
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
@@ -75,7 +75,7 @@ class ProgramCase:
             folder,
             model=Model(
                 self.path.stem,
-                "hilb",
+                BUNDLE_FORMAT,
                 self.path,
                 files,
                 self.digest,

@@ -183,6 +183,7 @@ def _statistics(case: RunCase) -> list[str]:
     if device and device.p50_ns is not None:
         count, cold = device.iterations, device.cold_ns is not None
         shown = f"{device.p50_ns / 1e6:.3g} ms" + (f" of {count}" if count > 1 else " cold" if cold else "")
+        shown += f", {case.grade.grade}" if case.grade and case.grade.reasons else ""
     mismatches = f"{found['mismatches']} of {found['elements']}" if compared else "-"
     return [mismatches, *(_number(found[one.key] if compared else None) for one in _STATISTICS), shown]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.pipeline.instructions import describe_change
 from hil.controller.records.base import parse_number
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
 from hil.controller.records.history import HistoryEntry
 from hil.controller.records.instructions import InstructionComparison
@@ -121,7 +122,7 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
         return "broken", f"{new.outcome}: {new.reason}"
     if case.suspect is None and not case.has_more_instructions:
         return "no change", _describe_unchanged(case)
-    is_slower = case.suspect is not None and case.suspect.direction == "slower"
+    is_slower = case.suspect is not None and case.suspect.direction == "slower" and case.suspect.kind != "grade"
     if is_same and _has_new_tools(case) and case.has_more_instructions:
         return "toolchain", f"same program as {_name_run(old)}, but {_describe_instructions(case.instructions)}"
     if is_same and _has_new_tools(case) and is_slower:
@@ -132,7 +133,9 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
     cannot = "hil cannot run both programs again: the history does not contain them"
     if case.has_more_instructions:
         return "regressed", f"{_describe_instructions(case.instructions)} against {_name_run(old)}; {cannot}"
-    return "undecided", cannot
+    grades = [f"; grade {one.grade.text}" for one in (new, old) if one.grade and not is_comparable(one.grade)]
+    is_graded = case.suspect is not None and case.suspect.kind == "grade"
+    return "undecided", cannot + (grades[0] if is_graded and grades else "")
 
 
 def _describe_unchanged(case: GateCase) -> str:
@@ -247,7 +250,8 @@ def list_changes(old: HistoryEntry, new: HistoryEntry) -> list[str]:
 def _has_new_tools(case: GateCase) -> bool:
     assert case.old is not None
     old, new = case.old.tools, case.new.tools
-    return (old.compiler, old.runtime) != (new.compiler, new.runtime)
+    pairs = ((old.compiler, new.compiler), (old.runtime, new.runtime))
+    return any(before and after and before != after for before, after in pairs)
 
 
 def _describe_side(entry: HistoryEntry) -> GateSide:

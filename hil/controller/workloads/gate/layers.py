@@ -17,8 +17,8 @@ from hil.controller.records.gate import SlowerLayer
 from hil.controller.records.history import HistoryEntry
 from hil.controller.workloads.gate.bisection.repository import GitRepository
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.programs import find_run, open_run
 from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.controller.workloads.gate.stored_cases import StoredRunCases
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Profile
@@ -62,9 +62,10 @@ class LayerFinder:
 
     def _profile_programs(self, case: GateCase, old: HistoryEntry) -> tuple[Profile, Profile]:
         """Run both programs with the profiler. Raises HilError if a profile is not complete."""
-        run = open_run(case.new)
-        job = self.measurer.restorer.choose_job(run)
-        restored = [self.measurer.restorer.restore_entry(run, case.new, entry, job) for entry in (old, case.new)]
+        restorer = self.measurer.restorer
+        cases = restorer.opener.open(case.new)
+        job = restorer.choose_job(cases)
+        restored = [restorer.restore_entry(cases, case.new, entry, job) for entry in (old, case.new)]
         with temporary_folder("gate-") as place:
             models = [
                 self._find_model(one, entry, Path(place)) for one, entry in zip(restored, (old, case.new), strict=True)
@@ -114,8 +115,10 @@ class LayerFinder:
         program = case.artifact.files[case.artifact.main]
         if program.suffix == _ONNX_SUFFIX:
             return self._import_model(program, case)
-        run = find_run(entry)
-        stored = next((one for one in run.record.cases if one.name == entry.case), None) if run is not None else None
+        cases = self.measurer.restorer.opener.find(entry)
+        if not isinstance(cases, StoredRunCases):
+            return None
+        stored = next((one for one in cases.run.record.cases if one.name == entry.case), None)
         if stored is None or stored.model is None:
             return None
         for path in (Path(stored.path), _export_model(entry, scratch)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 from hil.controller.pipeline.instructions import compare_counts
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, series_id
@@ -114,6 +115,9 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
         drift_checked=drift_checked,
     )
     suspect = suspects[0] if suspects else None
+    if suspect is None and not _has_comparable_times(usable, points, new):
+        # The history cannot show whether the program is slower, so both programs run again.
+        suspect = Suspect("grade", "slower", len(usable), len(usable) - 1, len(usable), None, None)
     wanted = suspect.baseline if suspect is not None else len(usable) - 1
     # Use an earlier run's program if necessary: the compared run's program may be deleted, and a failed run cannot be a
     # baseline.
@@ -128,6 +132,14 @@ def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionCo
     if any(old.board.stack.get(name) != new.board.stack.get(name) for name in _CPU):
         return None
     return compare_counts(old.instructions, new.instructions)
+
+
+def _has_comparable_times(baseline: Sequence[HistoryEntry], points: Sequence[SeriesPoint], new: HistoryEntry) -> bool:
+    """Return False if grade F prevents a comparison: of the new time, or of all times of the baseline."""
+    if not is_comparable(new.grade):
+        return False
+    is_known = any(point.value is not None for point in points[:-1])
+    return new.p50_ns is None or is_known or all(is_comparable(entry.grade) for entry in baseline)
 
 
 def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:
@@ -154,6 +166,6 @@ def _is_good(entry: HistoryEntry) -> bool:
 
 def _make_point(entry: HistoryEntry, new: HistoryEntry) -> SeriesPoint:
     outcome = Outcome(entry.outcome) if entry.outcome in Outcome.__members__ else Outcome.RUN_ERROR
-    value = entry.p50_ns if entry.clock == new.clock else None
+    value = entry.p50_ns if entry.clock == new.clock and is_comparable(entry.grade) else None
     is_time = value is not None and math.isfinite(value) and value > 0
     return SeriesPoint(value if is_time else None, outcome)

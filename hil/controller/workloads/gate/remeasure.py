@@ -20,15 +20,13 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import Run
 from hil.controller.workloads.gate.instruction_counts import count_again
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
+from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, BoardUnfit, HilError, RunFailed
 
@@ -86,13 +84,13 @@ class Remeasurer:
         keep_round: Callable[[float], None],
     ) -> None:
         assert case.old is not None
-        run = open_run(case.new)
-        job = self.restorer.choose_job(run)
+        cases = self.restorer.opener.open(case.new)
+        job = self.restorer.choose_job(cases)
         session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
         begun = time.monotonic()  # the wait for the board does not count as board time
         try:
             sides = [
-                self._run_side(label, run, case.new, entry, job, session)
+                self._run_side(label, self.restorer.restore_entry(cases, case.new, entry, job), entry, session)
                 for label, entry in (("A", case.old), ("B", case.new))
             ]
             again.old, again.new = (side.case.outcome.value if side.case.outcome else "" for side in sides)
@@ -109,12 +107,10 @@ class Remeasurer:
         finally:
             again.board_s = time.monotonic() - begun
 
-    def _run_side(
-        self, label: str, run: Run, new: HistoryEntry, entry: HistoryEntry, job: Job, session: BoardSession
-    ) -> BenchSide:
+    def _run_side(self, label: str, case: Case, entry: HistoryEntry, session: BoardSession) -> BenchSide:
         """Run the program of an entry once. Raises BoardError if the board fails."""
-        self.screen.stage(new.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
-        case = self.run_once(self.restorer.restore_entry(run, new, entry, job), session)
+        self.screen.stage(entry.case, 0, f"running the program of {entry.source.commit[:9] or entry.run}")
+        case = self.run_once(case, session)
         if case.error is not None and case.outcome in BOARD_OUTCOMES:
             raise case.error
         return BenchSide(label, case, session.board)
@@ -124,7 +120,7 @@ class Remeasurer:
         case = self.runner.execute(self.runner.compile(case, session.board.config), session)
         if case.outcome:
             return case
-        if not case.references:
+        if not (case.references or case.model):
             return replace(case, outcome=Outcome.SKIP, reason="output not compared")
         return self.runner.judge(case)
 
@@ -184,7 +180,8 @@ class Remeasurer:
 
         if decision.verdict != "undecided":
             return
-        with prepare_boards(sides, self.screen.note), watch_conditions(sides, copies=1):
+        prepare_boards(sides)
+        with watch_conditions(sides, copies=1):
             for rounds in measure_rounds(sides, BenchJob(self.restorer.job), show, random.Random(secrets.randbits(64))):
                 batches = [batch for side in sides for batch in side.batches if batch.round == rounds - 1]
                 log_ratio = float(round_log_ratios(batches)[0])

@@ -28,6 +28,9 @@ from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.scores import compare_stored_scores
+from hil.controller.workloads.gate.stored_cases import CaseOpener
+from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
+from hil.core.scratch import temporary_folder
 from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
@@ -166,17 +169,22 @@ class _GateRun:
         self._save()
         rounds = RoundsFile(self._run.folder)
         try:
-            with BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool:
+            with (
+                temporary_folder("hil-gate-") as folder,
+                BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool,
+            ):
+                runner = Runner(context)
+                opener = CaseOpener(lambda run, board: StoredSuiteCases(run, board, runner, Path(folder)))
                 first = Remeasurer(
-                    ProgramRestorer(self._store, self._gate.job),
-                    Runner(context),
+                    ProgramRestorer(self._store, self._gate.job, opener),
+                    runner,
                     pool,
                     self._record.min_effect,
                     self._screen,
                     rounds.find_earlier,
                 )
                 other = replace(self._gate.job, board=self._gate.second_board, hw_type="")
-                second = replace(first, restorer=ProgramRestorer(self._store, other))
+                second = replace(first, restorer=ProgramRestorer(self._store, other, opener))
                 suspects = [case for case in left if needs_board(case)]
                 for number, case in enumerate(suspects):
                     self._measure(case, len(suspects) - number, first, second, rounds)

@@ -1,17 +1,20 @@
-"""Find the programs of stored cases, in the run's directory, in the cache, or next to the model."""
+"""Find the programs of stored cases: in the run's directory, in the cache, next to the model, or in a bundle."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from hil.bundles import Bundle
 from hil.controller.models.compiling import LOG
 from hil.controller.records.history import StoredProgram
 from hil.controller.records.run import StoredArtifact, StoredModel
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
+from hil.controller.workloads.bundles.program_case import stored_program
+from hil.errors import UsageError
 
 
 class CaseProgramFinder:
@@ -21,18 +24,23 @@ class CaseProgramFinder:
         self._cache = cache or Cache()
 
     def find(
-        self, artifact: StoredArtifact, model: StoredModel | None, folders: Sequence[Path]
+        self,
+        artifact: StoredArtifact,
+        model: StoredModel | None,
+        folders: Sequence[Path],
+        bundle: Path | None = None,
     ) -> ProgramSource | None:
         """Return the program of a case, or None if it is not available.
 
         Args:
             folders: directories that may contain the files. The cache is also searched.
+            bundle: bundle that may contain the program, or None.
         """
         digests = artifact.digests
         if not digests:
             return None
         places = [folder for folder in folders if all((folder / name).is_file() for name in digests)]
-        place = places[0] if places else self._find_cached(digests)
+        place = places[0] if places else self._find_cached(digests) or self._extract(bundle, digests)
         if place is None:
             return None
         record = StoredProgram(
@@ -60,6 +68,17 @@ class CaseProgramFinder:
             if digests.items() <= self._entries[key].items() and (path := self._cache.get(key)) is not None:
                 return path
         return None
+
+    def _extract(self, bundle: Path | None, digests: Mapping[str, str]) -> Path | None:
+        """Extract the program of a bundle to the cache. Return None if the bundle has another program now."""
+        if bundle is None:
+            return None
+        try:
+            program = stored_program(Bundle.open(bundle), self._cache)
+        except UsageError:
+            return None
+        main = PurePosixPath(program.main)
+        return program.files[program.main].parents[len(main.parts) - 1] if program.digests == digests else None
 
     @functools.cached_property
     def _entries(self) -> dict[str, dict[str, str]]:

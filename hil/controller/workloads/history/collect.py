@@ -1,4 +1,4 @@
-"""Convert the cases of stored runs, benches and suite runs to entries of the history."""
+"""Convert the cases of stored runs, benches, suite runs and studies to entries of the history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.bundles.cases import BUNDLE_FORMAT
 from hil.controller.analysis.bench.store import read_bench
+from hil.controller.devices.grading import grade_measurement
 from hil.controller.records.base import read_record
 from hil.controller.records.bench import BenchRecord, SideRecord
 from hil.controller.records.evaluation import EvaluationRecord
@@ -23,6 +25,7 @@ from hil.controller.records.history import (
 from hil.controller.records.matrix import MatrixRecord
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
+from hil.controller.records.study import StudyRecord, StudyRow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
@@ -30,12 +33,12 @@ from hil.controller.workloads.evaluation.stored import find_evaluation
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.controller.workloads.suites.reports.results import worst_output
-from hil.controller.workloads.suites.store import HEAD, SuiteRun
+from hil.controller.workloads.suites.store import HEAD, SuiteRun, name_suite_run
 from hil.errors import UsageError
 
 # Values of a board's machine description that do not belong to the software and hardware stack.
 _NOT_STACK = ("hostname", "cpu_features", "boot_id")
-_BENCH = "bench.json"
+_BENCH, _STUDY = "bench.json", "study.json"
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Collector:
         self.found = Collected()
 
     def collect(self, folder: Path) -> None:
-        """Collect the ended cases of a run, bench, suite run, or of all targets of a matrix.
+        """Collect the ended cases of a run, bench, suite run or study, or of all targets of a matrix.
 
         Raises:
             UsageError: the directory has no such record, or the record is unreadable.
@@ -75,9 +78,12 @@ class Collector:
             self._collect_suite(SuiteRun.open(folder))
         elif (folder / RECORD).is_file():
             self._collect_run(RunStore(folder.parent).open(str(folder)))
+        elif (folder / _STUDY).is_file():
+            self._collect_study(folder, read_record(folder / _STUDY, StudyRecord))
         else:
             raise UsageError(
-                f"{folder} has no {RECORD}, {HEAD} or {MATRIX}", hint="give a run, a bench, a suite run or a matrix"
+                f"{folder} has no {RECORD}, {HEAD}, {MATRIX} or {_STUDY}",
+                hint="give a run, a bench, a suite run, a matrix or a study",
             )
 
     def _collect_run(self, run: Run) -> None:
@@ -104,7 +110,8 @@ class Collector:
         if case.artifact is None:
             return ""
         folders = [run.own(f"{case.name}/program"), Path(case.path).parent]
-        source = self._finder.find(case.artifact, case.model, folders)
+        bundle = Path(case.path) if case.model is not None and case.model.format == BUNDLE_FORMAT else None
+        source = self._finder.find(case.artifact, case.model, folders, bundle)
         digest = combine_digests(case.artifact.digests)
         if source is not None:
             self.found.programs[digest] = source
@@ -114,11 +121,21 @@ class Collector:
         state = self._options.state_of(run.head.origin)
         for case in run.records():
             digests = self._finder.digests_of_main(case.program) if case.program else {}
+            folders: list[Path] = []
+            file = run.head.models.get(case.model)
+            if file is not None and file.digest == case.program:  # the model is the program
+                digests, folders = {Path(file.path).name: file.digest}, [Path(file.path).parent]
             entry = make_suite_entry(run.head, case, state, str(run.folder.absolute()))
-            if source := digests and self._finder.find(_make_artifact(case, digests), None, ()):
+            if source := digests and self._finder.find(_make_artifact(case, digests), None, folders):
                 self.found.programs[source.record.digest] = source
                 entry = entry.replace(program=source.record.digest)
             self.found.entries.append(entry)
+
+    def _collect_study(self, folder: Path, study: StudyRecord) -> None:
+        state = self._options.state_of(study.origin)
+        for row in study.rows:
+            if row.outcome is not None:
+                self.found.entries.append(make_study_entry(study, row, state, folder.absolute()))
 
 
 def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
@@ -126,7 +143,7 @@ def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
         runtime=case.runtime,
         compiler=case.compiler,
         flags=case.flags,
-        function="",
+        function=case.function,
         main=next(name for name, digest in digests.items() if digest == case.program),
         digests=digests,
         bytes=case.artifact_bytes or 0,
@@ -185,6 +202,8 @@ def make_run_entry(
         clock=None if p50_ns is None else "host" if side and side.clock == "host" else "board",
         cold_ns=device.cold_ns,
         p50_ns=p50_ns,
+        # A series compares only times of the same clock, so the host's clock does not matter.
+        grade=grade_measurement(side.conditions, times) if side and times else case.grade,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         instructions=counted if counted and counted.median is not None else None,
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
@@ -237,7 +256,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             flow=case.flow,
             flags=_user_flags(request),
         ),
-        run=head.id,
+        run=name_suite_run(head),
         case=case.id,
         folder=folder,
         created=case.started or head.started,
@@ -249,6 +268,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         clock=None if p50_ns is None else "board",
         cold_ns=next(iter(case.samples_ns), None) if case.cold else None,
         p50_ns=p50_ns,
+        grade=case.grade,
         samples_ns=[] if case.cold else [float(one) for one in case.samples_ns],
         program=case.program,
         program_bytes=case.artifact_bytes,
@@ -261,6 +281,27 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         board=make_board(
             case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
         ),
+    )
+
+
+def make_study_entry(study: StudyRecord, row: StudyRow, state: SourceState, folder: Path) -> HistoryEntry:
+    """Return the entry of an ended row of a study. A study has no device times."""
+    return HistoryEntry(
+        key=SeriesKey(
+            kind="study", model=row.experiment, case=row.experiment, board=study.board.name, runtime=row.toolchain
+        ),
+        # Studies use the same directory many times.
+        run=f"{folder.name}-{study.created:.0f}",
+        case=f"{row.experiment} {row.toolchain}",
+        folder=str(folder),
+        created=study.created,
+        source=state,
+        outcome=row.outcome.value if row.outcome else "",
+        reason=row.message,
+        error=AnswerError(against="TensorFlow", max_abs=row.worst.max_abs) if row.worst else None,
+        program_bytes=row.bytes,
+        tools=ToolVersions(compiler=row.compiler),
+        board=MeasuredBoard(name=study.board.name),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.changes import Change, find_changes
 from hil.controller.records.base import parse_number
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.history import HistoryEntry, SeriesChange
 from hil.core.results import BOARD_OUTCOMES
 
@@ -30,7 +31,7 @@ class EntryChanges:
 def find_entry_changes(entries: Sequence[HistoryEntry]) -> EntryChanges:
     """Find the changes in entries in time order.
 
-    Entries with board errors, and times of other clocks than the newest, are not compared.
+    Entries with board errors, times with grade F, and times of other clocks than the newest are not compared.
     """
     clock = next((one.clock for one in reversed(entries) if one.p50_ns is not None), None)
     judged = [index for index, one in enumerate(entries) if one.clock == clock and _is_comparable(one)]
@@ -62,4 +63,5 @@ def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
 
 def _is_comparable(entry: HistoryEntry) -> bool:
     value = value_of(entry)
-    return value is not None and math.isfinite(value) and value > 0 and entry.outcome not in BOARD_OUTCOMES
+    is_value = value is not None and math.isfinite(value) and value > 0
+    return is_value and entry.outcome not in BOARD_OUTCOMES and is_comparable(entry.grade)

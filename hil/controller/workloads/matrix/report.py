@@ -68,12 +68,13 @@ class MatrixCell:
             "device_p50_ms": None if record.device_p50_ns is None else record.device_p50_ns / 1e6,
             "iterations": record.iterations or None,
             "cold": record.cold if record.iterations else None,
+            "grade": record.grade and record.grade.grade,
             **{column.name: column.value(record) for column in GENERATION_COLUMNS if column.name in _OF_PROMPTS},
         }
         return {key: value for key, value in found.items() if value not in (None, "")}
 
 
-STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p50_ms", "iterations", "cold")
+STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p50_ms", "iterations", "cold", "grade")
 # Names of :data:`GENERATION_COLUMNS` in a matrix with prompts.
 _OF_PROMPTS = ("worst_kl", "ttft_ms", "tpot_p50_ms", "decode_tokens_per_s")
 

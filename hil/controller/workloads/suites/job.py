@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.cache import Cache
@@ -25,7 +24,7 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, model_fi
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.preparing import check_settings, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, resolve_boards, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
 from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
@@ -104,6 +103,8 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
             f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
             hint="suite.json is damaged or from a different version: start a new run",
         ) from error
+    if not request.source:
+        raise UsageError(f"cannot resume {folder}: pytest ran this suite", hint="run pytest again")
     with _open_context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
         return job.resume(run)
@@ -111,7 +112,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    check_settings(request.settings, flow_of(request), _resolve_boards(request))
+    check_settings(request.settings, flow_of(request), resolve_boards(request))
 
 
 def select(
@@ -135,19 +136,6 @@ def _open_context(request: SuiteRequest, isolated: Isolated | None = None) -> It
         yield RunContext(Cache(), workers)
 
 
-def _resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
-    """Return the boards of a request. Raises UsageError for duplicates, and the errors of :func:`choose`."""
-    ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
-    ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
-    choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
-    names = [choice.name for choice in choices]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(
-            f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
-        )
-    return choices
-
-
 class _SuiteJob:
     """Run of a suite on the boards, from the first check to the reports."""
 
@@ -158,7 +146,7 @@ class _SuiteJob:
         self._context = context
         self._screen = screen
         self._flow = flow_of(request)
-        self._choices = list(boards) or _resolve_boards(request)
+        self._choices = list(boards) or resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
                 "--only-expected-failures requires a hardware type: farm boards report their type only after the start",

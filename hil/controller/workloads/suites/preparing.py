@@ -14,6 +14,7 @@ from typing import Any
 from hil.compare.criteria import with_outputs
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
@@ -24,7 +25,7 @@ from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
-from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig
@@ -108,6 +109,19 @@ def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice
     chosen = {**vars(settings), "references": references_of(settings, flow)}
     for choice in choices:
         check_options(Options(**chosen, runtime=flow.runtime), choice)
+
+
+def resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
+    """Return the boards of a request. Raises UsageError for duplicates, and the errors of :func:`choose`."""
+    ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
+    ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
+    choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
+    names = [choice.name for choice in choices]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(
+            f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
+        )
+    return choices
 
 
 def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:

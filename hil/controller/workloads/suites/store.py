@@ -169,6 +169,11 @@ class SuiteRun(SuiteDirectory):
         return stale
 
 
+def name_suite_run(head: SuiteRecord) -> str:
+    """Return the ID of a suite run in the history. pytest uses a directory, and therefore an ID, many times."""
+    return f"{head.id}-{head.started:.0f}" if head.command.startswith("pytest") else head.id
+
+
 def _encode_record(record: CaseRecord) -> bytes:
     return json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
 

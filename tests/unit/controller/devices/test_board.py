@@ -17,7 +17,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
-from hil.core.board_config import BoardConfig
+from hil.core.board_config import BoardConfig, Command, MeasureCommands
 from hil.core.instructions import InstructionCounts
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import (
@@ -57,10 +57,10 @@ class Lab:
         self.on_renew: Callable[[], object] = lambda: None
         self._open: list[Board] = []
 
-    def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0, icount_shift: int = -1) -> Board:
+    def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0, **config: Any) -> Board:
         link = Link(AgentEndpoint(self.agent.address), build=build, log=lambda: "the far side's last words")
         link.renew = (lambda: self._renew(link)) if can_renew else None
-        config = BoardConfig("lab", "lab", runtime=RUNTIME, icount_shift=icount_shift)
+        config = BoardConfig("lab", "lab", runtime=RUNTIME, **config)
         self._open.append(Board(BoardChoice(config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
         return self._open[-1]
 
@@ -86,6 +86,36 @@ def run(board: Board, artifact: Any, x: np.ndarray = X, **options: Any) -> Any:
     board.push(artifact)
     with board.load(artifact) as loaded:
         return loaded.run({"x": x}, **options)
+
+
+# ---- preparing
+
+
+def test_board_is_prepared_once_and_restored_when_closed(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    log = tmp_path / "log"
+    before, after = (Command(("sh", "-c", f"echo {word} >> {log}")) for word in ("before", "after"))
+    board = lab.open(measure=MeasureCommands((before,), (after,)))
+    for _ in range(2):
+        board.prepare()
+    assert log.read_text() == "before\n"
+    for _ in range(2):
+        board.close()
+    assert log.read_text() == "before\nafter\n" and not list(tmp_path.rglob("*.json"))
+    unused = lab.open(measure=MeasureCommands((before,), (after,)))
+    unused.close()
+    assert log.read_text() == "before\nafter\n"
+
+
+def test_board_closes_if_it_cannot_be_restored(lab, agent, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    board = lab.open(measure=MeasureCommands((), (Command(("false",)),)))
+    board.take()
+    board.prepare()
+    board.close()
+    assert lab.said[-1].startswith("lab may not be restored")
+    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["pending-measure"]
+    lab.open().take()  # the first board was released
 
 
 # ---- taking

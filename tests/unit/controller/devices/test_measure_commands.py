@@ -64,8 +64,8 @@ def test_failing_command_before_measurement_is_board_error(tmp_path, home):
     board = make_board(FAIL, append(log, "second"), after=(append(log, "after"),))
     side = BenchSide("A", fake_case("a"), board)
     failed = pytest.raises(BoardUnfit, match=r"command of \[measure\] before failed with exit code 3")
-    with failed as found, prepare_boards([side], pytest.fail):
-        pytest.fail("measured")
+    with failed as found:
+        prepare_boards([side])
     assert found.value.hint.startswith("run it manually: sh -c")
     assert log.read_text() == "after\n"
     assert pending(home) == []

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.suite_runs import case, comparison, large_run, suite_run
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, compare_samples
+from hil.controller.analysis.bench.stats import compare_samples
+from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.web.compare import side_cases
 from hil.controller.web.compare.comparing import MOVES, NOTHING, SAME, compare_sides
 from hil.controller.web.index.index import IndexReader, IndexWriter
@@ -46,6 +47,7 @@ def test_comparison_matches_suite_diff(tmp_path, compared):
             device_p50_ns=rolled.choice([None, 40_000.0, 125_000.0 * rolled.uniform(0.5, 2)]),
             device_p90_ns=rolled.choice([None, 130_000.0]),
             iterations=rolled.choice([1, 4, 5, 20]),
+            grade=rolled.choice([None, {"grade": "A", "reasons": []}, {"grade": "F", "reasons": ["throttled"]}]),
             artifact_bytes=rolled.choice([None, 18_400, 19_000]),
             program=rolled.choice(["", "blake3:00ff", f"blake3:{number:060x}"]),
             outputs=(

@@ -70,16 +70,18 @@ def test_study_page_shows_column_per_stage(tmp_path: Path) -> None:
 
 def test_bench_page_shows_faster_side_with_interval(tmp_path: Path) -> None:
     times = {"p50_ns": 2e6, "iterations": 40, "median": {"low": 1.9e6, "high": 2.1e6}}
-    side = {"name": "A-m", "model": "x/m.onnx", "outcome": "PASS", "times": times}
+    grade = {"grade": "F", "reasons": ["throttled"]}
+    side = {"name": "A-m", "model": "x/m.onnx", "outcome": "PASS", "times": times, "grade": grade}
     interval = {"low": 1.05, "high": 1.11, "level": 0.99}
     compared = {"ratio": 1.08, "interval": interval, "verdict": "slower"}
     write_record(tmp_path / "b" / "bench.json", {"sides": [{**side, "label": "A"}], "comparison": compared})
     write_record(tmp_path / "b" / "run.json", {"cases": [{"name": "A-m", "artifact": {"compiler": "iree 3"}}]})
     with asking(tmp_path) as client:
         text = text_of(get(client, "/session", id="b"))
-        assert "A m PASS 2 ms 1.9 ms to 2.1 ms" in text
+        assert "A m PASS 2 ms 1.9 ms to 2.1 ms 40 F" in text
         assert "B takes 1.08 times as long as A (99% interval 1.05 to 1.11): slower" in text
-        assert "Compiler iree 3" in text_of(get(client, "/case", id="b", case="m"))
+        case = text_of(get(client, "/case", id="b", case="m"))
+        assert "Compiler iree 3" in case and "Grade F: throttled" in case
     assert comparison_text({"verdict": "faster", "ratio": "x"}) == "faster"
 
 

@@ -33,17 +33,28 @@ from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
+from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.base import make_record
 from hil.controller.records.bisect import BisectFindings
 from hil.controller.records.farm import JobResultRow
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.history.store import HistoryStore
 from hil.controller.storage.isolation import isolated as isolated_module
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.formats import write_format
 from hil.controller.workloads.bundles.run import run_bundle
+from hil.controller.workloads.gate.programs import ProgramRestorer
+from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.controller.workloads.gate.stored_cases import CaseMissing, CaseOpener
+from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
+from hil.controller.workloads.history.automatic import add_results
+from hil.controller.workloads.history.collect import Collector
+from hil.controller.workloads.history.source_state import SourceOptions
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.matrix.workloads import (
@@ -82,6 +93,7 @@ from hil.errors import (
     StageTimeout,
     UsageError,
 )
+from hil.testing.pytest_plugin import reporting
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import BoardTarget
 
@@ -721,11 +733,69 @@ def test_bundle_run_notes_unusable_reference(fake_boards: FakeBoards, tmp_path: 
     assert "reference onnxruntime failed: the case contains a compiled program" in told
 
 
+def test_single_iterations_need_no_preparation(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    by_run(tmp_path)
+    assert not any(board.prepared for board in fake_boards.opened)
+
+
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
-def test_records_count_requested_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+def test_records_count_and_grade_iterations(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
     assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
     assert {(record.get("device") or record)["iterations"] for record in stored(tmp_path)} == {4}
+    reasons = {tuple(record["grade"]["reasons"]) for record in stored(tmp_path)}
+    assert reasons == {("only 4 iterations, expected at least 10",)}
+    assert {record["conditions"]["missing"] for record in stored(tmp_path)} == {"no counters"}
+    assert all(board.prepared for board in fake_boards.opened)
+
+
+def test_history_gets_results_of_each_workload(
+    fake_boards: FakeBoards, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pytest uses the same directory in each session; the history keeps the results of both sessions."""
+    (pytester.path / "hil.toml").write_text("[history]\nauto = true\n")
+    monkeypatch.setattr(by_pytest, "pytester", pytester, raising=False)
+    for number in range(2):
+        monkeypatch.setattr(reporting, "time", SimpleNamespace(time=lambda number=number: 1e9 + number))
+        by_pytest(tmp_path, compile_flags=("-O3",))
+    for name, enter in (("b", by_bundle), ("t", by_trace_run)):
+        (tmp_path / name).mkdir()
+        assert set(enter(tmp_path / name).values()) == {"PASS"}
+    notes: list[str] = []
+    runs = [file.parent for file in tmp_path.rglob("run.json")]
+    add_results(runs, notes.append, start=pytester.path)
+    with HistoryStore.open(pytester.path / "hil-runs/history") as store:
+        entries = list(store.entries())
+    assert {entry.outcome for entry in entries} == {"PASS"}
+    assert sorted(entry.key.kind for entry in entries) == ["run"] * 6 + ["suite"] * 6
+    assert notes == [f"added to the history {pytester.path}/hil-runs/history: 6 of 6 cases"]
+    assert {entry.key.flags for entry in entries if entry.key.kind == "suite"} == {("-O3",)}
+
+
+@pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
+def test_gate_restores_case_of_each_workload(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+    assert set(workload.run(tmp_path).values()) == {"PASS"}
+    collector = Collector(SourceOptions())
+    for place in {file.parent for name in ("run.json", "suite.json") for file in tmp_path.rglob(name)}:
+        collector.collect(place)
+    runner = Runner(RunContext(Cache(tmp_path / "cache"), FakeIsolated()))
+    opener = CaseOpener(lambda run, board: StoredSuiteCases(run, board, runner, tmp_path / "again"))
+    restorer = ProgramRestorer(SimpleNamespace(), Job(()), opener)
+    again = Remeasurer(restorer, runner, SimpleNamespace(), 0.02, Quiet(), SimpleNamespace())
+    functions = set()
+    for entry in collector.found.entries:
+        cases = opener.open(entry)
+        program = Artifact("onnxruntime", "p", {}, {"p": "blake3:p"}, "of another case", "none")
+        case = cases.restore(entry.case, cases.job, cases.adapt(entry.case, program))
+        fake_boards.opened.clear()
+        with BoardPool("again") as pool:
+            found = again.run_once(case, pool.session(choice_of(restorer.choose_job(cases))))
+        assert found.outcome is Outcome.PASS and found.verdicts
+        assert fake_boards.opened[0].name == A
+        functions.add(found.artifact.function)
+        with pytest.raises(CaseMissing):
+            cases.restore("absent", cases.job, program)
+    assert functions == set("abc")
 
 
 BOTH = targets_of({"board": (A, B)})

@@ -31,7 +31,7 @@ _SESSION = (
 )
 CASE_COLUMNS = (
     *("name", "outcome", "stage", "message", "model", "op", "flow", "runtime", "board", "device_p50_ns", "iterations"),
-    *("cold", "host_s", "compile_s", "program_bytes", "max_abs", "max_ulp", "sqnr_db", "started"),
+    *("cold", "grade", "host_s", "compile_s", "program_bytes", "max_abs", "max_ulp", "sqnr_db", "started"),
 )
 _STATISTICS = tuple(one.key for one in STATISTICS)
 _OUTPUT = ("reference", "output", "dtype", "shape", "passed", "mismatches", "elements", *_STATISTICS, "reason")

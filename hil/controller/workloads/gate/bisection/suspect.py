@@ -19,9 +19,9 @@ from hil.controller.pipeline.stages import choice_of
 from hil.controller.records.gate import GateVerdict
 from hil.controller.records.run import RunCase
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.runs import Run
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.programs import ProgramRestorer, open_run
+from hil.controller.workloads.gate.programs import ProgramRestorer
+from hil.controller.workloads.gate.stored_cases import StoredRunCases
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, UsageError
 
@@ -44,8 +44,11 @@ class SuspectRun:
     verdict: GateVerdict
 
     def __post_init__(self) -> None:
-        self._run: Run = open_run(self.case.new)
-        self._job: Job = self.restorer.choose_job(self._run)
+        cases = self.restorer.opener.open(self.case.new)
+        if not isinstance(cases, StoredRunCases):
+            raise UsageError("--bisect does not support suites", hint="measure the model with hil bench")
+        self._cases, self._run = cases, cases.run
+        self._job: Job = self.restorer.choose_job(cases)
         if self._job.generate is not None:
             raise UsageError("--bisect does not support --generate")
 
@@ -115,14 +118,14 @@ class SuspectRun:
 
     def restore_judged(self) -> Case:
         """Return the judged program with its inputs and references. Raises UsageError if it is not in the history."""
-        return self.restorer.restore_entry(self._run, self.case.new, self.case.new, self._job)
+        return self.restorer.restore_entry(self._cases, self.case.new, self.case.new, self._job)
 
     @functools.cached_property
     def good(self) -> Case | None:
         """The program that passed before, or None if the history does not contain it."""
         if self.case.old is None or not self.case.is_stored:
             return None
-        return self.restorer.restore_entry(self._run, self.case.new, self.case.old, self._job)
+        return self.restorer.restore_entry(self._cases, self.case.new, self.case.old, self._job)
 
     def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
         """Call a function with the board's session. After a board error, reconnect and return the error."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.compare.stats import worst_of
 from hil.controller.records.base import parse_number
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 
@@ -30,6 +31,7 @@ class Numbers:
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
     iterations: int = 0
+    is_comparable: bool = True  # False for times with grade F
     artifact_bytes: float | None = None
     # max_abs, sqnr_db: the worst value over all outputs.
     max_abs: float | None = None
@@ -46,6 +48,7 @@ class Numbers:
             record.device_p50_ns,
             record.device_p90_ns,
             record.iterations,
+            is_comparable(record.grade),
             record.artifact_bytes,
             worst["max_abs"],
             worst["sqnr_db"],
@@ -77,8 +80,8 @@ def move_of(before: str, after: str) -> str:
 
 
 def is_measured(was: Numbers, now: Numbers) -> bool:
-    """Return whether both device times have enough iterations for a comparison."""
-    return min(was.iterations, now.iterations) >= ITERATIONS
+    """Return whether both device times can be compared: enough iterations, and no grade F."""
+    return min(was.iterations, now.iterations) >= ITERATIONS and was.is_comparable and now.is_comparable
 
 
 def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[NumberChange]:

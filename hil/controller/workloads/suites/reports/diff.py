@@ -63,11 +63,11 @@ class RunDiff:
     new: tuple[OutcomeChange, ...]  # only in the later run; failing cases first
     gone: tuple[OutcomeChange, ...]  # only in the earlier run
     changed: tuple[CaseNumberChange, ...]  # numbers that changed by more than noise; the largest change per kind first
-    # Geometric mean of the device time ratios, over the ``device_cases`` cases with enough timed iterations in both
+    # Geometric mean of the device time ratios, over the ``device_cases`` cases with comparable times in both
     # runs. None without such cases.
     device_ratio: float | None
     device_cases: int
-    device_few: int  # cases without enough timed iterations for a comparison
+    device_few: int  # cases without enough timed iterations, or with grade F
 
     @property
     def is_worse(self) -> bool:
@@ -244,7 +244,8 @@ def _format_counts(diff: RunDiff) -> str:
         parts.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
     if diff.device_few:
         parts.append(
-            f"device times of {counted(diff.device_few, 'case')} not compared: fewer than {ITERATIONS} iterations"
+            f"device times of {counted(diff.device_few, 'case')} not compared: "
+            f"fewer than {ITERATIONS} iterations, or grade F"
         )
     return ", ".join(parts)
 

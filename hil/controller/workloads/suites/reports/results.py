@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.controller.pipeline.records.evidence import unanswered_text
 from hil.controller.records.base import parse_number
+from hil.controller.records.conditions import is_comparable
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
@@ -143,6 +144,10 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
     if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed by --allow-blind"
         yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
+    if graded := [record for record in records if not is_comparable(record.grade)]:
+        first = graded[0]
+        reasons = "; ".join(first.grade.reasons) if first.grade else ""
+        yield f"times of {counted(len(graded), 'case')} not comparable (grade F): {first.id}: {reasons}"
     for why, count in _count_words(record.agentless for record in records if record.agentless).items():
         yield f"{counted(count, 'case')} ran without an agent: {why}"
     if delegated := delegation_text(records):
@@ -192,10 +197,16 @@ def host_seconds(record: CaseRecord) -> float:
 
 
 def timed_text(record: CaseRecord) -> str:
-    """Return ``20 iterations`` or ``1 cold iteration``, the sample of a case's device time; "" if not timed."""
+    """Return the sample of a case's device time and a grade other than A; "" if not timed.
+
+    Examples: ``20 iterations``, ``1 cold iteration``, ``5 iterations, grade F``.
+    """
     if not record.iterations:
         return ""
-    return "1 cold iteration" if record.cold else counted(record.iterations, "iteration")
+    if record.cold:
+        return "1 cold iteration"
+    grade = f", grade {record.grade.grade}" if record.grade and record.grade.grade != "A" else ""
+    return counted(record.iterations, "iteration") + grade
 
 
 def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:

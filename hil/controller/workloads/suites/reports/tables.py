@@ -85,6 +85,8 @@ COLUMNS: tuple[CaseColumn, ...] = (
     CaseColumn("device_p90_ms", lambda record: _convert_to_ms(record.device_p90_ns)),
     CaseColumn("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
     CaseColumn("cold", lambda record: record.cold if record.iterations else None),
+    CaseColumn("grade", lambda record: record.grade and record.grade.grade, title="Grade"),
+    CaseColumn("grade_reasons", lambda record: "; ".join(record.grade.reasons) if record.grade else ""),
     *_make_field_columns("answers", "agentless"),
     CaseColumn("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
     *_make_field_columns("cached"),

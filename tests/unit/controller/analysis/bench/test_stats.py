@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hil.controller.analysis.bench.stats import (
+from hil.controller.analysis.bench.stats import Batch, compare_rounds, is_precise, round_log_ratios
+from hil.controller.devices.time_statistics import (
     LEAST_REPEATS,
-    Batch,
-    compare_rounds,
     drift_of,
-    is_precise,
     median_interval,
-    round_log_ratios,
     student_quantile,
     summarise,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.host.inventory import lease_config, public_text, sim_text
-from hil.core.board_config import BoardConfig, Labgrid, Power
+from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power
 from hil.core.boards import load_board
 
 FULL = """
@@ -56,10 +56,10 @@ def config(tmp_path: Path) -> BoardConfig:
 
 @pytest.mark.parametrize("address", ["unix:/run/agent.sock", ""])
 def test_lease_config_changes_only_connection_and_fence(address, config):
-    config = replace(config, labgrid=Labgrid("rack3"))
+    config = replace(config, labgrid=Labgrid("rack3"), measure=MeasureCommands(timeout_s=5.0))
     there = lease_config(config, address, 12, "lease 4")
     connection = replace(config.connection, address=address or "root@192.0.2.7:2222", fence=12, lease="lease 4")
-    assert there == replace(config, connection=connection, power=Power(), labgrid=Labgrid())
+    assert there == replace(config, connection=connection, power=Power(), labgrid=Labgrid(), measure=MeasureCommands())
     assert there.path == config.path, "files that it names are relative to it"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from support.histories import history_entry, program_source
 
 from hil.controller.analysis.detection.sequential import Decision
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.conditions import MeasurementGrade
+from hil.controller.records.history import HistoryEntry, ToolVersions
 from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.storage.history.store import HistoryStore
@@ -71,6 +73,26 @@ def test_wrong_program_must_run_again(store: HistoryStore) -> None:
     case = planned(store, new_entry(outcome="FAIL"))
     assert needs_board(case)
     assert case.suspect is not None and case.suspect.kind == "outcome"
+
+
+def test_incomparable_time_must_run_again(store: HistoryStore) -> None:
+    grade = MeasurementGrade(grade="F", reasons=["the board throttled"])
+    old = [entry.replace(grade=grade, p50_ns=900.0) if entry.run == "run-18" else entry for entry in baseline_entries()]
+    case = planned(store, new_entry(p50_ns=110.0).replace(grade=grade), old)
+    assert needs_board(case)
+    assert case.suspect is not None and (case.suspect.kind, case.suspect.direction) == ("grade", "slower")
+    without_program = judge_case(replace(case, is_stored=False), None)
+    assert (without_program.verdict, "the board throttled" in without_program.reason) == ("undecided", True)
+    same = replace(case, new=case.new.replace(program=digest(OLD), tools=ToolVersions(compiler="newer")))
+    assert judge_case(same, None).verdict == "no change"
+
+
+def test_baseline_without_comparable_times_must_run_again(store: HistoryStore) -> None:
+    grade = MeasurementGrade(grade="F", reasons=["no core was free"])
+    case = planned(store, new_entry(p50_ns=900.0), [entry.replace(grade=grade) for entry in baseline_entries()])
+    assert needs_board(case)
+    assert case.suspect is not None and case.suspect.kind == "grade"
+    assert "no core was free" in judge_case(replace(case, is_stored=False), None).reason
 
 
 def test_plan_compares_with_earlier_run_if_program_is_deleted(store: HistoryStore) -> None:

@@ -44,7 +44,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, events: Sequence[str], known: Seque
     for log_ratio in known:
         decision.add(log_ratio)
     unused: Any = None
-    again = Remeasurer(ProgramRestorer(unused, Job(())), unused, unused, 0.02, SCREEN, unused)
+    again = Remeasurer(ProgramRestorer(unused, Job(()), unused), unused, unused, 0.02, SCREEN, unused)
     try:
         again.measure_turns("m", sides, decision, until=time.monotonic() + 60, keep_round=kept.append)
     except BoardError as error:

@@ -6,17 +6,21 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.run_records import bench_record, run_case, run_record
 from support.suite_runs import case, comparison, suite_run
 
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.records.outputs import Origin
+from hil.controller.records.study import StudyBoard, StudyRecord, StudyRow, StudySettings
 from hil.controller.storage.cache import Cache
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.collect import Collector
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.core.digest import digest_of
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome, Relation
+from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
 PROGRAM = b"program"
@@ -53,7 +57,8 @@ def test_run_gives_entry_with_samples_board_and_error(collector, tmp_path):
         "finished_at": 7.0,
         "notes": ["throttled"],
     }
-    one = run_case(name="m", path="m.onnx", device=device, provenance=provenance, artifact=ARTIFACT)
+    grade = {"grade": "F", "reasons": ["throttled"]}
+    one = run_case(name="m", path="m.onnx", device=device, provenance=provenance, artifact=ARTIFACT, grade=grade)
     request = {"function": "f", "compile_flags": ["-O3"], "dims": {"N": 4}}
     collector.collect(write_run(tmp_path / "r1", one, origin=origin, request=request))
     (entry,) = collector.found.entries
@@ -71,6 +76,7 @@ def test_run_gives_entry_with_samples_board_and_error(collector, tmp_path):
     assert entry.board.stack == {"kernel": "6.12", "cores": "4", "cpu0 governor": "x"}
     assert entry.board.readings == {"cpu0 frequency": 1800.0}
     assert entry.board.notes == ["throttled"]
+    assert entry.grade is not None and entry.grade.to_json() == grade
     assert entry.tools.flags == ["--target=host"]
     assert entry.program == DIGEST
     assert entry.error is not None
@@ -182,3 +188,64 @@ def test_cold_time_is_neither_median_nor_sample(collector, tmp_path):
     collector.collect(suite_run(tmp_path / "s", [cold]))
     for entry in collector.found.entries:
         assert (entry.cold_ns, entry.p50_ns, entry.clock, entry.samples_ns) == (90, None, None, [])
+
+
+def test_program_of_bundle_is_found_while_bundle_is_unchanged(collector, tmp_path):
+    file = tmp_path / "made" / "main.bin"
+    file.parent.mkdir()
+    file.write_bytes(PROGRAM)
+    spec = TensorSpec("x", "float32", (2,))
+    program = Artifact("onnxruntime", "main.bin", {"main.bin": file}, {}, "f", "none", (), (spec,), (spec,))
+    x = np.ones(2, np.float32)
+    suites, signatures = [MethodTestSuite("f", [MethodTestCase([x], [x])])], {"f": Signature((spec,), (spec,))}
+    Bundle.create(program, suites, signatures=signatures).save(tmp_path / "b.hilb")
+    model = {"format": "hilb", "digest": DIGEST, "function": "f", "inputs": [], "outputs": []}
+    stored = {**ARTIFACT, "main": "main.bin", "digests": {"main.bin": DIGEST}}
+    one = run_case(name="m", path=str(tmp_path / "b.hilb"), artifact=stored, model=model)
+    collector.collect(write_run(tmp_path / "r1", one))
+    (source,) = collector.found.programs.values()
+    assert (source.folder / "main.bin").read_bytes() == PROGRAM
+    (tmp_path / "b.hilb").write_bytes(b"another bundle")
+    later = Collector(SourceOptions(), CaseProgramFinder(Cache(tmp_path / "other")))
+    later.collect(tmp_path / "r1")
+    assert later.found.programs == {} and later.found.entries[0].program == DIGEST
+
+
+def test_model_that_is_its_program_is_found_next_to_suite(collector, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(PROGRAM)
+    head = {"models": {"m": {"path": str(tmp_path / "m.onnx"), "digest": DIGEST}}}
+    collector.collect(suite_run(tmp_path / "s", [case("m_full_model", model="m", program=DIGEST)], **head))
+    (source,) = collector.found.programs.values()
+    assert (source.record.main, source.folder) == ("m.onnx", tmp_path)
+
+
+def test_pytest_runs_in_one_directory_have_different_ids(collector, tmp_path):
+    for number in range(2):
+        place = tmp_path / str(number) / "out"
+        collector.collect(suite_run(place, [case("one")], command="pytest --hil-out out", started=1e9 + number))
+    assert [entry.run for entry in collector.found.entries] == ["out-1000000000", "out-1000000001"]
+
+
+def test_ended_rows_of_study_give_entries_without_times(collector, tmp_path):
+    settings = StudySettings(steps=2, seed=0, rtol=1e-4, atol=None, no_fallback=False, allow_blind=[])
+    known = {"title": "", "reported": "", "relation": Relation.INDEPENDENT, "stages": []}
+    rows = [
+        StudyRow(experiment="fc", toolchain="iree", outcome=Outcome.FAIL, message="step 2 differs", **known),
+        StudyRow(experiment="fc", toolchain="tfcompile", **known),
+    ]
+    study = StudyRecord(
+        schema=1,
+        folder="",
+        created=5.0,
+        asked=settings,
+        board=StudyBoard(name="pi"),
+        finished=False,
+        rows=rows,
+        exit_code=1,
+    )
+    (tmp_path / "study.json").write_text(json.dumps(study.to_json()))
+    collector.collect(tmp_path)
+    (entry,) = collector.found.entries
+    assert (entry.key.kind, entry.key.model, entry.key.runtime, entry.key.board) == ("study", "fc", "iree", "pi")
+    assert (entry.run, entry.case, entry.outcome) == (f"{tmp_path.name}-5", "fc iree", "FAIL")
+    assert (entry.p50_ns, entry.reason) == (None, "step 2 differs")

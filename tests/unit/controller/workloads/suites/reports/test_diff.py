@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, large_run, suite_run
 
+from hil.controller.records.conditions import MeasurementGrade
 from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff, record_diff
 from hil.errors import UsageError
 
@@ -117,6 +118,13 @@ def test_diff_skips_times_of_few_iterations_with_note(tmp_path, before, after):
     found = diff(tmp_path, [measured("a", iterations=before)], [measured("a", p50=900e3, iterations=after)])
     assert found.changed == () and (found.device_ratio, found.device_cases, found.device_few) == (None, 0, 1)
     assert "device times of 1 case not compared: fewer than 5 iterations" in diff_markdown(found)
+
+
+def test_diff_skips_times_with_grade_f(tmp_path):
+    grade = MeasurementGrade(grade="F", reasons=["the board throttled"])
+    found = diff(tmp_path, [measured("a")], [measured("a", p50=900e3).replace(grade=grade)])
+    assert found.changed == () and found.device_few == 1
+    assert diff(tmp_path, [measured("a")], [measured("a", p50=900e3)]).changed
 
 
 def test_diff_reports_size_of_shared_program_once(tmp_path):
